@@ -1,1 +1,93 @@
-fn main() {}
+//! The command line of vmferry.
+//!
+//! It asks the planner over gRPC and shows the answer as a table or as JSON. It decides nothing
+//! about VMs: what may be done, and why not, is the planner's word.
+//!
+//! | exit code | means |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | the planner cannot be reached, or failed |
+//! | 2 | the command line, a file or a name is wrong |
+//! | 3 | blocked: all reasons are listed |
+//! | 4 | the wait timed out; the work goes on |
+//! | 5 | the migration was rolled back; the guest is where it was |
+//! | 6 | needs a human |
+
+mod client;
+mod command;
+mod config;
+mod failure;
+mod follow;
+mod output;
+mod render;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use client::Client;
+use failure::Failure;
+use output::{Format, Output};
+
+/// Move running virtual machines between hosts
+#[derive(Debug, Parser)]
+#[command(name = "vmferry", version, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 done; 1 the planner cannot be reached or failed; 2 usage; \
+    3 blocked; 4 wait timed out, the work goes on; 5 rolled back; 6 needs a human.")]
+struct Cli {
+    /// Address of the planner [default: http://127.0.0.1:9096, or `planner` in the config file]
+    #[arg(long, global = true, value_name = "URL")]
+    planner: Option<String>,
+    /// Config file; may be absent
+    #[arg(long, global = true, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+    /// How to print
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show hosts
+    #[command(subcommand)]
+    Host(command::host::Command),
+    /// Show, start, stop and move VMs
+    #[command(subcommand)]
+    Vm(command::vm::Command),
+    /// Show, watch and cancel migrations
+    #[command(subcommand)]
+    Migration(command::migration::Command),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let output = Output::new(cli.output);
+    match run(cli, &output).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output.failure(&failure);
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
+    let connect = || Client::new(config::planner_address(cli.planner.as_deref(), &cli.config)?);
+    match cli.command {
+        Command::Host(command) => command::host::run(command, &connect()?, output).await,
+        Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
+        Command::Migration(command) => command::migration::run(command, &connect()?, output).await,
+        Command::Completions { shell } => {
+            output.text(&command::completions::script(shell));
+            Ok(())
+        }
+    }
+}

@@ -11,7 +11,7 @@ pub mod v1 {
         clippy::allow_attributes,
         clippy::allow_attributes_without_reason,
         clippy::struct_excessive_bools,
-        clippy::wildcard_enum_match_arm,
+        clippy::too_many_lines,
         reason = "generated code follows its generator's style"
     )]
     tonic::include_proto!("vmferry.v1");

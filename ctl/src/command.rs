@@ -1,0 +1,6 @@
+//! What can be asked for: one noun a file.
+
+pub(crate) mod completions;
+pub(crate) mod host;
+pub(crate) mod migration;
+pub(crate) mod vm;

@@ -1,0 +1,168 @@
+//! `vmferry migration`.
+
+use clap::{Args, Subcommand};
+use std::time::Duration;
+use vmferry_proto::v1::ListMigrationsRequest;
+use vmferry_types::PhaseLabel;
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::follow::{Followed, follow, verdict};
+use crate::output::Output;
+use crate::render;
+use crate::render::quantity::quoted_or;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List migrations, newest first
+    List(ListArgs),
+    /// Show one migration: phases, figures, log, and what holds it
+    Show {
+        /// Migration id
+        id: String,
+    },
+    /// Follow a migration until it ends; `-o json` prints each state as a line
+    Watch {
+        /// Migration id
+        id: String,
+        /// Give up watching after this long; the migration goes on
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        timeout: Option<Duration>,
+    },
+    /// Ask to take a migration back; too late once the switchover was ordered
+    Cancel {
+        /// Migration id
+        id: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "two flags that exclude each other, as clap has it"
+)]
+pub(crate) struct ListArgs {
+    /// Only those that have not ended
+    #[arg(long, conflicts_with = "stuck")]
+    open: bool,
+    /// Only those that wait for something that does not come
+    #[arg(long)]
+    stuck: bool,
+    /// Only those of this VM (name or id)
+    #[arg(long, value_name = "VM", default_value = "")]
+    vm: String,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: u32,
+}
+
+/// Whether a command waits for what it began.
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Wait for the end, and let the exit code say which
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// How long to wait; the work goes on after it
+    #[arg(long, value_name = "TIME", default_value = "10m", requires = "wait",
+          value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::List(args) => {
+            let ListArgs { open, stuck, vm, limit } = args;
+            let request = ListMigrationsRequest { vm, open, stuck, limit };
+            let reply = client.list_migrations(request).await?;
+            output.answer(&reply.migrations, |migrations| render::migration::list(migrations));
+            Ok(())
+        }
+        Command::Show { id } => {
+            let migration = client.migration(&id).await?;
+            output.answer(&migration, render::migration::show);
+            Ok(())
+        }
+        Command::Watch { id, timeout } => watch(client, output, &id, timeout).await,
+        Command::Cancel { id, wait } => cancel(client, output, &id, &wait).await,
+    }
+}
+
+/// Follows `id` on the live display and prints its end.
+pub(crate) async fn wait_for_end(
+    client: &Client,
+    output: &Output,
+    id: &str,
+    timeout: Duration,
+) -> Result<Followed, Failure> {
+    let mut live = output.live();
+    let followed = follow(client, id, Some(timeout), &mut |update| live.show(&update)).await;
+    live.finish();
+    let followed = followed?;
+    match &followed {
+        Followed::Ended(migration) => output.answer(migration.as_ref(), render::migration::summary),
+        Followed::TimedOut { last: Some(migration), .. } => {
+            output.answer(migration.as_ref(), render::migration::summary);
+        }
+        Followed::TimedOut { last: None, .. } => {}
+    }
+    Ok(followed)
+}
+
+async fn watch(
+    client: &Client,
+    output: &Output,
+    id: &str,
+    timeout: Option<Duration>,
+) -> Result<(), Failure> {
+    let mut live = output.live();
+    let followed = follow(client, id, timeout, &mut |update| {
+        output.json_line(&update);
+        live.show(&update);
+    })
+    .await;
+    live.finish();
+    let followed = followed?;
+    if let Followed::Ended(migration) = &followed {
+        output.table(|| render::migration::summary(migration));
+    }
+    verdict(&format!("watch migration {id}"), &followed)
+}
+
+async fn cancel(
+    client: &Client,
+    output: &Output,
+    id: &str,
+    wait: &WaitArgs,
+) -> Result<(), Failure> {
+    let migration = client.cancel_migration(id).await?;
+    if !wait.wait {
+        output.answer(&migration, render::migration::summary);
+        return Ok(());
+    }
+    let operation = format!("cancel migration {id}");
+    let followed = wait_for_end(client, output, id, wait.timeout).await?;
+    if let Followed::Ended(migration) = &followed {
+        match PhaseLabel::from_label(&migration.phase) {
+            Some(PhaseLabel::Aborted) => return Ok(()),
+            Some(PhaseLabel::Done) => {
+                let on = quoted_or(&migration.target_host, "the destination");
+                let problem = format!("too late: the guest runs on {on}");
+                return Err(Failure::Blocked { operation, problem });
+            }
+            Some(
+                PhaseLabel::Queued
+                | PhaseLabel::Admitted
+                | PhaseLabel::Captured
+                | PhaseLabel::Restored
+                | PhaseLabel::Committed
+                | PhaseLabel::Attached
+                | PhaseLabel::RollingBack
+                | PhaseLabel::Failed,
+            )
+            | None => {}
+        }
+    }
+    verdict(&operation, &followed)
+}

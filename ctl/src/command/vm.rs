@@ -1,0 +1,275 @@
+//! `vmferry vm`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+use vmferry_proto::v1::{MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
+use vmferry_types::PowerState;
+
+use super::migration::{WaitArgs, wait_for_end};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::follow::verdict;
+use crate::output::Output;
+use crate::render;
+use crate::render::quantity::{duration, quoted_or};
+
+/// How often a wait for a start or a stop looks. A guest takes seconds for either.
+const LOOK: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List VMs
+    List {
+        /// Only those on this host
+        #[arg(long, value_name = "HOST", default_value = "")]
+        host: String,
+    },
+    /// Show one VM
+    Show {
+        /// Name or id
+        vm: String,
+    },
+    /// Start a VM: one that is known by NAME, or a new one from a definition FILE.toml
+    Start(StartArgs),
+    /// Stop a VM: ask the guest, or pull the plug
+    Stop(StopArgs),
+    /// Move a running VM to another host
+    Migrate(MigrateArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// Name or id of a known VM, or a definition file that ends in .toml
+    #[arg(value_name = "NAME|FILE.toml")]
+    vm: String,
+    /// Start it on this host; without, the planner chooses
+    #[arg(long, value_name = "HOST", default_value = "")]
+    on: String,
+    #[command(flatten)]
+    request: RequestArgs,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Name or id
+    vm: String,
+    /// How to stop it
+    #[arg(long, value_enum, default_value_t = StopHow::Powerdown)]
+    how: StopHow,
+    /// How long a guest that is asked may take; past it the VM is left running
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    deadline: Duration,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// How a VM is stopped.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StopHow {
+    /// Press the power button; the guest decides
+    Powerdown,
+    /// Pull the plug
+    Quit,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArgs {
+    /// Name or id
+    vm: String,
+    /// Move it to this host; without, the planner chooses
+    #[arg(long, value_name = "HOST", default_value = "")]
+    to: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    #[command(flatten)]
+    request: RequestArgs,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// What one migration does other than the planner's policy says.
+#[derive(Debug, Args)]
+struct PolicyArgs {
+    /// Send at most this many megabits per second (100 is 12 500 000 bytes per second)
+    #[arg(long, value_name = "MBIT/S", default_value_t = 0)]
+    bandwidth: u64,
+    /// How long QEMU may plan to stand still, like 100ms
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    downtime_limit: Option<Duration>,
+    /// Slow the guest down where it dirties memory faster than it can be sent
+    #[arg(long)]
+    auto_converge: bool,
+    /// Take it back where it has not reached the switchover after this long
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    transfer_timeout: Option<Duration>,
+    /// How long the guest may stand still before the switchover is ordered
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    hold_limit: Option<Duration>,
+    /// How long it may wait for room
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    queue_deadline: Option<Duration>,
+}
+
+/// What makes a repeated command the same request.
+#[derive(Debug, Args)]
+struct RequestArgs {
+    /// Answer with what this id began before, if it did [default: a fresh id]
+    #[arg(long, value_name = "ID")]
+    request_id: Option<String>,
+}
+
+impl RequestArgs {
+    fn id(&self) -> String {
+        self.request_id.clone().unwrap_or_else(|| Uuid::new_v4().to_string())
+    }
+}
+
+pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::List { host } => {
+            let reply = client.list_vms(&host).await?;
+            output.answer(&reply.vms, |vms| render::vm::list(vms));
+            Ok(())
+        }
+        Command::Show { vm } => {
+            let vm = client.vm(&vm).await?;
+            output.answer(&vm, render::vm::show);
+            Ok(())
+        }
+        Command::Start(args) => start(client, output, &args).await,
+        Command::Stop(args) => stop(client, output, &args).await,
+        Command::Migrate(args) => migrate(client, output, &args).await,
+    }
+}
+
+async fn start(client: &Client, output: &Output, args: &StartArgs) -> Result<(), Failure> {
+    let operation = match args.on.as_str() {
+        "" => format!("start VM {}", args.vm),
+        host => format!("start VM {} on {host}", args.vm),
+    };
+    let is_file = Path::new(&args.vm).extension().is_some_and(|extension| extension == "toml");
+    let (vm, definition) = if is_file {
+        let text = std::fs::read_to_string(&args.vm).map_err(|error| Failure::Usage {
+            operation: operation.clone(),
+            problem: format!("read the definition {}: {error}", args.vm),
+        })?;
+        (String::new(), text)
+    } else {
+        (args.vm.clone(), String::new())
+    };
+    let host = args.on.clone();
+    let request_id = args.request.id();
+    let request = StartVmRequest { vm, definition, host, request_id, wait_ms: 0 };
+    let vm = client.start_vm(&operation, request).await?;
+    settle(client, output, &operation, vm, &args.wait).await
+}
+
+async fn stop(client: &Client, output: &Output, args: &StopArgs) -> Result<(), Failure> {
+    let operation = format!("stop VM {}", args.vm);
+    let how = match args.how {
+        StopHow::Powerdown => "powerdown",
+        StopHow::Quit => "quit",
+    };
+    let request = StopVmRequest {
+        vm: args.vm.clone(),
+        how: how.to_owned(),
+        deadline_ms: whole_millis(args.deadline),
+        wait_ms: 0,
+    };
+    let vm = client.stop_vm(&operation, request).await?;
+    settle(client, output, &operation, vm, &args.wait).await
+}
+
+/// Waits, if asked to, until a start or a stop has ended; prints the VM.
+async fn settle(
+    client: &Client,
+    output: &Output,
+    operation: &str,
+    begun: Vm,
+    wait: &WaitArgs,
+) -> Result<(), Failure> {
+    let wanted = goal(&begun);
+    let deadline = Instant::now().checked_add(wait.timeout);
+    let mut vm = begun;
+    while wait.wait && wanted.is_some() && goal(&vm).is_some() {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            output.answer(&vm, render::vm::show);
+            return Err(Failure::WaitTimedOut {
+                operation: operation.to_owned(),
+                waited: duration(wait.timeout),
+                standing: vm.power,
+                advice: format!("see `vmferry vm show {}`", vm.name),
+            });
+        }
+        sleep(LOOK).await;
+        match client.vm(&vm.id).await {
+            Ok(now) => vm = now,
+            // A planner that restarts meanwhile drives on what it has begun.
+            Err(Failure::Unreachable { .. }) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    output.answer(&vm, render::vm::show);
+    settled(operation, wanted, &vm)
+}
+
+/// Returns the power that a VM under way to it will have; `None` if it is not under way.
+fn goal(vm: &Vm) -> Option<PowerState> {
+    match PowerState::from_label(&vm.power) {
+        Some(PowerState::Starting) => Some(PowerState::Running),
+        Some(PowerState::Stopping) => Some(PowerState::Stopped),
+        Some(PowerState::Running | PowerState::Stopped | PowerState::Lost) | None => None,
+    }
+}
+
+fn settled(operation: &str, wanted: Option<PowerState>, vm: &Vm) -> Result<(), Failure> {
+    let power = PowerState::from_label(&vm.power);
+    let operation = operation.to_owned();
+    let cause = quoted_or(&vm.error, "no cause was recorded");
+    if power == Some(PowerState::Lost) {
+        let advice = format!("see `vmferry vm show {}`", vm.name);
+        return Err(Failure::NeedsHuman { operation, cause, advice });
+    }
+    if wanted.is_none() || power == wanted || goal(vm).is_some() {
+        return Ok(());
+    }
+    Err(Failure::Failed { operation, cause })
+}
+
+async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result<(), Failure> {
+    let operation = match args.to.as_str() {
+        "" => format!("migrate VM {}", args.vm),
+        host => format!("migrate VM {} to {host}", args.vm),
+    };
+    let policy = &args.policy;
+    let limit = |limit: Option<Duration>| limit.map_or(0, whole_millis);
+    let request = MigrateVmRequest {
+        vm_name: args.vm.clone(),
+        target_host: args.to.clone(),
+        bandwidth_mbps: policy.bandwidth,
+        request_id: args.request.id(),
+        downtime_limit_ms: limit(policy.downtime_limit),
+        auto_converge: policy.auto_converge,
+        timeout_ms: limit(policy.transfer_timeout),
+        hold_limit_ms: limit(policy.hold_limit),
+        queue_deadline_ms: limit(policy.queue_deadline),
+        ..MigrateVmRequest::default()
+    };
+    let migration = client.migrate_vm(&operation, request).await?;
+    if !args.wait.wait {
+        output.answer(&migration, render::migration::summary);
+        return Ok(());
+    }
+    let followed = wait_for_end(client, output, &migration.id, args.wait.timeout).await?;
+    verdict(&operation, &followed)
+}
+
+/// A limit below a millisecond is one millisecond: 0 means the planner's own.
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)
+}

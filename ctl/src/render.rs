@@ -1,0 +1,7 @@
+//! Text for people, made from the planner's messages. Nothing here prints.
+
+pub(crate) mod host;
+pub(crate) mod migration;
+pub(crate) mod quantity;
+pub(crate) mod table;
+pub(crate) mod vm;
