@@ -1,0 +1,80 @@
+//! What a receiver's QEMU is doing.
+
+use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
+
+/// What a receiver's QEMU is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receiving {
+    /// It waits for a source.
+    Waiting,
+    /// Memory arrives.
+    Moving,
+    /// It has everything, and the guest stands still.
+    Complete,
+    /// It has everything, and the guest runs.
+    Running,
+    /// It failed and cannot be used again.
+    Failed,
+    /// Something that only a newer QEMU knows, or postcopy: nothing to be decided from.
+    Other,
+}
+
+/// Says what a receiver's QEMU is doing.
+///
+/// Both figures must agree: `cont` on one that still waits would be taken, and silently make it
+/// run by itself at the end.
+#[must_use]
+pub fn classify(run: &RunState, seen: &MigrateInfo) -> Receiving {
+    let status = seen.status.as_ref().unwrap_or(&MigrationStatus::None);
+    match status {
+        MigrationStatus::None | MigrationStatus::Setup | MigrationStatus::WaitUnplug => {
+            Receiving::Waiting
+        }
+        MigrationStatus::Active | MigrationStatus::PreSwitchover | MigrationStatus::Device => {
+            Receiving::Moving
+        }
+        MigrationStatus::Completed if *run == RunState::Paused => Receiving::Complete,
+        MigrationStatus::Completed if *run == RunState::Running => Receiving::Running,
+        // The run state follows the status by a moment.
+        MigrationStatus::Completed if *run == RunState::InMigrate => Receiving::Moving,
+        MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::Cancelling => {
+            Receiving::Failed
+        }
+        MigrationStatus::Completed
+        | MigrationStatus::PostcopyActive
+        | MigrationStatus::PostcopyPaused
+        | MigrationStatus::PostcopyRecoverSetup
+        | MigrationStatus::PostcopyRecover
+        | MigrationStatus::Colo
+        | MigrationStatus::Unknown(_) => Receiving::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(status: Option<MigrationStatus>) -> MigrateInfo {
+        MigrateInfo { status, ..MigrateInfo::default() }
+    }
+
+    #[test]
+    fn a_receiver_has_the_guest_only_if_status_and_run_state_agree() {
+        use MigrationStatus as M;
+        use RunState as R;
+        let cases = [
+            (None, R::InMigrate, Receiving::Waiting),
+            (Some(M::Setup), R::InMigrate, Receiving::Waiting),
+            (Some(M::Active), R::InMigrate, Receiving::Moving),
+            (Some(M::Completed), R::InMigrate, Receiving::Moving),
+            (Some(M::Completed), R::Paused, Receiving::Complete),
+            (Some(M::Completed), R::Running, Receiving::Running),
+            (Some(M::Completed), R::InternalError, Receiving::Other),
+            (Some(M::Failed), R::InMigrate, Receiving::Failed),
+            (Some(M::PostcopyActive), R::Running, Receiving::Other),
+        ];
+        for (status, run, expected) in cases {
+            assert_eq!(classify(&run, &seen(status.clone())), expected, "{status:?} {run}");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! What a source's QEMU is doing, and when its agent calls a transfer back by itself.
+//!
+//! QEMU keeps the figures of its last migration: one that was rolled back after its end still says
+//! `completed`. So what it says counts only for the attempt that the journal knows, and only if it
+//! changed since that attempt was begun.
+
+use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
+use vmferry_types::Millis;
+
+use crate::journal::{Issue, Order, Outgoing};
+
+/// How long a guest may stand still, not ordered, while no driver is heard.
+pub const HOLD_LIMIT: Millis = Millis(10_000);
+/// How long a transfer may take until the switchover.
+pub const TIMEOUT: Millis = Millis(3_600_000);
+/// How long a transfer may move no byte. QEMU itself never gives up on a peer that fell silent.
+pub const STALL_LIMIT: Millis = Millis(30_000);
+/// How long QEMU may plan for the guest to stand still.
+pub const DOWNTIME_LIMIT: Millis = Millis(100);
+
+/// What a source's QEMU is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// Nothing of this migration.
+    Idle,
+    /// It connects.
+    Connecting,
+    /// Memory crosses while the guest runs.
+    Moving,
+    /// The guest stands still and the order is awaited.
+    Standing,
+    /// It was ordered: the rest crosses.
+    Switching,
+    /// Everything was acknowledged; the guest stands still.
+    Complete,
+    /// It is being called back.
+    CallingBack,
+    /// It was called back.
+    Cancelled,
+    /// It failed.
+    Failed,
+    /// It had completed, and the guest went on here.
+    TakenBack,
+    /// Something that only a newer QEMU knows, or postcopy.
+    Other,
+}
+
+impl Sending {
+    /// Says whether QEMU is busy with a migration and would refuse another one.
+    #[must_use]
+    pub const fn under_way(self) -> bool {
+        match self {
+            Self::Connecting
+            | Self::Moving
+            | Self::Standing
+            | Self::Switching
+            | Self::CallingBack
+            | Self::Other => true,
+            Self::Idle | Self::Complete | Self::Cancelled | Self::Failed | Self::TakenBack => false,
+        }
+    }
+}
+
+/// Returns what QEMU says of this attempt, `None` if what it says is about an earlier one.
+#[must_use]
+pub fn of_this_attempt<'a>(
+    outgoing: Option<&Outgoing>,
+    seen: &'a MigrateInfo,
+) -> Option<&'a MigrateInfo> {
+    let outgoing = outgoing?;
+    match outgoing.issue {
+        Issue::Accepted => Some(seen),
+        Issue::Refused => None,
+        // The agent died between its note and QEMU's answer: what has not changed is old.
+        Issue::Intended => (*seen != *outgoing.before).then_some(seen),
+    }
+}
+
+/// Says what a source's QEMU is doing for the attempt that the journal knows.
+#[must_use]
+pub fn classify(outgoing: Option<&Outgoing>, run: &RunState, seen: &MigrateInfo) -> Sending {
+    let status = of_this_attempt(outgoing, seen).and_then(|info| info.status.as_ref());
+    let Some(status) = status else { return Sending::Idle };
+    match status {
+        MigrationStatus::None => Sending::Idle,
+        MigrationStatus::Setup | MigrationStatus::WaitUnplug => Sending::Connecting,
+        MigrationStatus::Active => Sending::Moving,
+        MigrationStatus::PreSwitchover => Sending::Standing,
+        MigrationStatus::Device => Sending::Switching,
+        MigrationStatus::Cancelling => Sending::CallingBack,
+        MigrationStatus::Cancelled => Sending::Cancelled,
+        MigrationStatus::Failed => Sending::Failed,
+        MigrationStatus::Completed if *run == RunState::PostMigrate => Sending::Complete,
+        // Between the status and the run state QEMU still finishes; it has not been taken back.
+        MigrationStatus::Completed if *run == RunState::FinishMigrate => Sending::Switching,
+        MigrationStatus::Completed => Sending::TakenBack,
+        MigrationStatus::PostcopyActive
+        | MigrationStatus::PostcopyPaused
+        | MigrationStatus::PostcopyRecoverSetup
+        | MigrationStatus::PostcopyRecover
+        | MigrationStatus::Colo
+        | MigrationStatus::Unknown(_) => Sending::Other,
+    }
+}
+
+/// Why an agent calls a transfer back by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveUp {
+    /// No byte crossed for too long.
+    Stalled(Millis),
+    /// It did not reach the switchover in time.
+    TimedOut(Millis),
+    /// The guest stood still, not ordered, and no driver was heard.
+    Unheard(Millis),
+}
+
+impl std::fmt::Display for GiveUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stalled(limit) => {
+                write!(
+                    f,
+                    "no byte crossed for {} ms: the destination or the network is silent",
+                    limit.0
+                )
+            }
+            Self::TimedOut(limit) => {
+                write!(f, "the switchover was not reached within {} ms", limit.0)
+            }
+            Self::Unheard(limit) => write!(
+                f,
+                "the guest stood still for the order and no driver was heard for {} ms",
+                limit.0
+            ),
+        }
+    }
+}
+
+/// How long each thing may last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Until the switchover.
+    pub timeout: Millis,
+    /// Without a byte.
+    pub stall: Millis,
+    /// Still, not ordered, and unheard.
+    pub hold: Millis,
+}
+
+impl Limits {
+    /// Reads what was asked for; 0 stands for the default.
+    #[must_use]
+    pub fn new(outgoing: &Outgoing, hold_limit_ms: u64) -> Self {
+        let or = |value: u64, default: Millis| if value == 0 { default } else { Millis(value) };
+        Self {
+            timeout: or(outgoing.timeout_ms, TIMEOUT),
+            stall: or(outgoing.stall_ms, STALL_LIMIT),
+            hold: or(hold_limit_ms, HOLD_LIMIT),
+        }
+    }
+}
+
+/// Watches one transfer's time. Times are of any clock that does not jump.
+#[derive(Clone, Debug)]
+pub struct Watchdog {
+    began: Millis,
+    bytes: u64,
+    progressed: Millis,
+    heard: Millis,
+    still_since: Option<Millis>,
+}
+
+impl Watchdog {
+    /// Begins to watch.
+    #[must_use]
+    pub const fn new(now: Millis) -> Self {
+        Self { began: now, bytes: 0, progressed: now, heard: now, still_since: None }
+    }
+
+    /// Notes that the driver was heard.
+    pub fn heard(&mut self, now: Millis) {
+        self.heard = self.heard.max(now);
+    }
+
+    /// Notes what QEMU said.
+    pub fn saw(&mut self, now: Millis, sending: Sending, bytes: u64) {
+        if bytes > self.bytes {
+            self.bytes = bytes;
+            self.progressed = now;
+        }
+        match sending {
+            Sending::Standing => {
+                self.still_since.get_or_insert(now);
+            }
+            Sending::Idle
+            | Sending::Connecting
+            | Sending::Moving
+            | Sending::Switching
+            | Sending::Complete
+            | Sending::CallingBack
+            | Sending::Cancelled
+            | Sending::Failed
+            | Sending::TakenBack
+            | Sending::Other => self.still_since = None,
+        }
+    }
+
+    /// Returns how long the guest has stood still for the order; zero if it does not.
+    #[must_use]
+    pub fn still(&self, now: Millis) -> Millis {
+        self.still_since.map_or(Millis::ZERO, |since| now.less(since))
+    }
+
+    /// Says whether the transfer is to be called back, and why.
+    #[must_use]
+    pub fn due(
+        &self,
+        now: Millis,
+        sending: Sending,
+        order: &Order,
+        limits: Limits,
+    ) -> Option<GiveUp> {
+        match order {
+            Order::Open => {}
+            // Once ordered, nothing is called back without proof; once called back, it is.
+            Order::Handed | Order::GaveUp { .. } | Order::TakenBack { .. } => return None,
+        }
+        match sending {
+            Sending::Standing => {
+                let since = self.still_since.unwrap_or(now).max(self.heard);
+                (now.less(since) >= limits.hold).then_some(GiveUp::Unheard(limits.hold))
+            }
+            Sending::Connecting | Sending::Moving if now.less(self.began) >= limits.timeout => {
+                Some(GiveUp::TimedOut(limits.timeout))
+            }
+            Sending::Connecting | Sending::Moving if now.less(self.progressed) >= limits.stall => {
+                Some(GiveUp::Stalled(limits.stall))
+            }
+            Sending::Connecting
+            | Sending::Moving
+            | Sending::Idle
+            | Sending::Switching
+            | Sending::Complete
+            | Sending::CallingBack
+            | Sending::Cancelled
+            | Sending::Failed
+            | Sending::TakenBack
+            | Sending::Other => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmferry_types::MigrationId;
+
+    use super::*;
+
+    fn attempt(issue: Issue, before: MigrateInfo) -> Outgoing {
+        Outgoing {
+            migration: MigrationId::from_u128(1),
+            before: Box::new(before),
+            issue,
+            timeout_ms: 1000,
+            stall_ms: 100,
+            order: Order::Open,
+        }
+    }
+
+    fn info(status: MigrationStatus, total_time: u64) -> MigrateInfo {
+        MigrateInfo { status: Some(status), total_time: Some(total_time), ..MigrateInfo::default() }
+    }
+
+    #[test]
+    fn each_status_of_this_attempt_has_one_meaning() {
+        use MigrationStatus as M;
+        use RunState as R;
+        let sent = attempt(Issue::Accepted, MigrateInfo::default());
+        let cases = [
+            (M::Setup, R::Running, Sending::Connecting),
+            (M::Active, R::Running, Sending::Moving),
+            (M::PreSwitchover, R::FinishMigrate, Sending::Standing),
+            (M::Device, R::FinishMigrate, Sending::Switching),
+            (M::Completed, R::FinishMigrate, Sending::Switching),
+            (M::Completed, R::PostMigrate, Sending::Complete),
+            (M::Completed, R::Running, Sending::TakenBack),
+            (M::Cancelling, R::Running, Sending::CallingBack),
+            (M::Cancelled, R::Running, Sending::Cancelled),
+            (M::Failed, R::Running, Sending::Failed),
+            (M::PostcopyPaused, R::FinishMigrate, Sending::Other),
+            (M::Unknown("failing".to_owned()), R::Running, Sending::Other),
+        ];
+        for (status, run, expected) in cases {
+            let seen = info(status.clone(), 1);
+            assert_eq!(classify(Some(&sent), &run, &seen), expected, "{status} {run}");
+        }
+    }
+
+    #[test]
+    fn what_an_earlier_attempt_left_behind_is_not_this_one() {
+        let old = info(MigrationStatus::Completed, 77);
+        let sent = attempt(Issue::Intended, old.clone());
+        assert_eq!(classify(Some(&sent), &RunState::PostMigrate, &old), Sending::Idle);
+        let new = info(MigrationStatus::Active, 1);
+        assert_eq!(classify(Some(&sent), &RunState::Running, &new), Sending::Moving);
+        assert_eq!(classify(None, &RunState::PostMigrate, &old), Sending::Idle);
+    }
+
+    const LIMITS: Limits = Limits { timeout: Millis(1000), stall: Millis(100), hold: Millis(50) };
+
+    #[test]
+    fn a_transfer_that_moves_no_byte_is_called_back() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        watchdog.saw(Millis(90), Sending::Moving, 10);
+        assert_eq!(watchdog.due(Millis(189), Sending::Moving, &Order::Open, LIMITS), None);
+        watchdog.saw(Millis(189), Sending::Moving, 10);
+        let due = watchdog.due(Millis(190), Sending::Moving, &Order::Open, LIMITS);
+        assert_eq!(due, Some(GiveUp::Stalled(Millis(100))));
+    }
+
+    #[test]
+    fn a_transfer_that_never_converges_is_called_back() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        watchdog.saw(Millis(999), Sending::Moving, 10);
+        let due = watchdog.due(Millis(1000), Sending::Moving, &Order::Open, LIMITS);
+        assert_eq!(due, Some(GiveUp::TimedOut(Millis(1000))));
+    }
+
+    #[test]
+    fn a_guest_that_stands_still_goes_on_when_no_driver_is_heard() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        watchdog.saw(Millis(500), Sending::Standing, 10);
+        watchdog.heard(Millis(520));
+        assert_eq!(watchdog.due(Millis(569), Sending::Standing, &Order::Open, LIMITS), None);
+        let due = watchdog.due(Millis(570), Sending::Standing, &Order::Open, LIMITS);
+        assert_eq!(due, Some(GiveUp::Unheard(Millis(50))));
+        assert_eq!(watchdog.still(Millis(570)), Millis(70));
+    }
+
+    #[test]
+    fn the_order_ends_every_limit() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        watchdog.saw(Millis(1), Sending::Standing, 10);
+        for sending in [Sending::Standing, Sending::Switching, Sending::Moving] {
+            assert_eq!(watchdog.due(Millis(9999), sending, &Order::Handed, LIMITS), None);
+        }
+    }
+
+    #[test]
+    fn time_at_the_switchover_is_no_stall() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        watchdog.saw(Millis(1), Sending::Standing, 10);
+        watchdog.heard(Millis(5000));
+        assert_eq!(watchdog.due(Millis(5001), Sending::Standing, &Order::Open, LIMITS), None);
+    }
+}
