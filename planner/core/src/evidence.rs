@@ -1,0 +1,32 @@
+//! What the two agents say, and what it proves.
+//!
+//! Pure reading of levels: the order in which observations came does not matter, only what each
+//! side says last. Nothing is concluded from silence (rule R1), and nothing that depends on a side
+//! without that side's answer under the driver's own claim (rule R2).
+
+mod permit;
+mod precopy;
+mod seen;
+
+pub use permit::{Withheld, permit};
+pub use seen::{Continued, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
+
+use vmferry_types::Method;
+
+use crate::migration::{Event, Migration};
+
+/// Returns what both sides together prove about the migration in its present phase, if anything.
+///
+/// The driver applies the event, commits, and reads again: one fact may lead to several events.
+///
+/// A side's observation must have been made after every command to that side was answered, or
+/// under a claim newer than that of an unanswered command: else the command might still land on
+/// top of what was concluded. So a driver whose command went unanswered claims anew first.
+#[must_use]
+pub fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event> {
+    match migration.method {
+        Method::Precopy => precopy::read(migration, sides, times),
+        // Such a migration is refused when it is opened.
+        Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => None,
+    }
+}

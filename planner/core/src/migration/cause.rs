@@ -1,0 +1,146 @@
+//! Why a migration did not move its guest.
+
+use std::fmt;
+
+use vmferry_types::HostId;
+
+use super::proof::GoneProof;
+
+/// One reason why something cannot be done.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Blocker {
+    /// Stable, for programs: `disk_not_shared`, `missing_bridge`, …
+    pub code: String,
+    /// For people: what is wrong, with which object, and what to do.
+    pub message: String,
+    /// The host that it is true of. `None` if it is true of the VM.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::text_option", default))]
+    pub host: Option<HostId>,
+}
+
+/// Why a migration goes back, or ended without moving its guest: the real text, never a fixed label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Cause {
+    /// It was asked for.
+    Cancelled,
+    /// No room was found until the request's deadline.
+    CapacityWaitExpired {
+        /// Why there was none.
+        note: String,
+    },
+    /// A check refused it.
+    Refused {
+        /// All reasons.
+        blockers: Vec<Blocker>,
+    },
+    /// The source's agent took it back by itself: no driver heard, no byte moved, out of time.
+    GaveUp {
+        /// What the agent said.
+        error: String,
+    },
+    /// QEMU gave the transfer up.
+    TransferFailed {
+        /// What QEMU said.
+        error: String,
+    },
+    /// The source resumed by itself after the order: only back is left (rules R4, R10).
+    SourceRanAgain {
+        /// What QEMU said.
+        error: String,
+    },
+    /// It did not reach the switchover in time.
+    TransferTimedOut,
+    /// The ordered switchover did not end in time, and was decided back.
+    SwitchoverOverdue,
+    /// The receiver is gone, and never ran the guest.
+    ReceiverLost {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The guest turned itself off on the source.
+    GuestPoweredOff {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The source's QEMU is gone and no receiver has everything: the guest is lost.
+    GuestLost {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The guest went on at the destination, and its QEMU there is gone.
+    GuestCrashed {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The receiver is gone and was continued before its row was committed: neither way is safe.
+    RanUncommitted {
+        /// How it is known.
+        proof: GoneProof,
+    },
+}
+
+impl Cause {
+    /// Returns the one spelling of this cause, for programs.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Cancelled => "cancelled",
+            Self::CapacityWaitExpired { .. } => "capacity_wait_expired",
+            Self::Refused { .. } => "refused",
+            Self::GaveUp { .. } => "gave_up",
+            Self::TransferFailed { .. } => "transfer_failed",
+            Self::SourceRanAgain { .. } => "source_ran_again",
+            Self::TransferTimedOut => "transfer_timed_out",
+            Self::SwitchoverOverdue => "switchover_overdue",
+            Self::ReceiverLost { .. } => "receiver_lost",
+            Self::GuestPoweredOff { .. } => "guest_powered_off",
+            Self::GuestLost { .. } => "guest_lost",
+            Self::GuestCrashed { .. } => "guest_crashed",
+            Self::RanUncommitted { .. } => "ran_uncommitted",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled => f.write_str("cancelled as asked"),
+            Self::CapacityWaitExpired { note } => {
+                write!(f, "capacity_wait_expired: no room until the deadline: {note}")
+            }
+            Self::Refused { blockers } => {
+                for (at, blocker) in blockers.iter().enumerate() {
+                    let separator = if at == 0 { "" } else { "; " };
+                    write!(f, "{separator}{}: {}", blocker.code, blocker.message)?;
+                }
+                Ok(())
+            }
+            Self::GaveUp { error } => write!(f, "the source's agent gave up: {error}"),
+            Self::TransferFailed { error } => write!(f, "the transfer failed: {error}"),
+            Self::SourceRanAgain { error } => {
+                write!(f, "the source resumed by itself during the switchover: {error}")
+            }
+            Self::TransferTimedOut => {
+                f.write_str("the transfer did not reach the switchover within its time limit")
+            }
+            Self::SwitchoverOverdue => {
+                f.write_str("the switchover did not end within its time limit")
+            }
+            Self::ReceiverLost { proof } => write!(f, "the receiver was lost: {proof}"),
+            Self::GuestPoweredOff { proof } => write!(f, "the guest powered off: {proof}"),
+            Self::GuestLost { proof } => write!(f, "the guest was lost: {proof}"),
+            Self::GuestCrashed { proof } => {
+                write!(f, "the guest went on at the destination and crashed there: {proof}")
+            }
+            Self::RanUncommitted { proof } => {
+                write!(f, "the receiver was continued before ownership moved, and is gone: {proof}")
+            }
+        }
+    }
+}

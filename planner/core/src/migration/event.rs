@@ -1,0 +1,162 @@
+//! What can happen to a migration, each with the evidence that it needs.
+
+use vmferry_types::{HostId, Timestamp};
+
+use super::cause::Blocker;
+use super::phase::Listener;
+use super::proof::{GoneProof, Handover};
+
+/// Whether the receiver can carry the guest on when the source's QEMU is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Receiver {
+    /// It has everything, and the source did not run on after: with what both said.
+    Complete(Handover),
+    /// It lacks something, is gone too, or has what the source has since left behind.
+    Incomplete,
+}
+
+/// Whether a receiver that is gone may have run the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Ran {
+    /// It was never continued: its agent's journal is the proof.
+    Never,
+    /// It was continued, or nobody can tell.
+    Maybe,
+}
+
+/// What happened to a migration.
+///
+/// Observations are levels: the same fact may be told twice, late, or by another planner. An event
+/// of the two agents is made by [`evidence::read`](crate::evidence::read) only, from what they
+/// answered under the driver's claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", tag = "event")
+)]
+pub enum Event {
+    /// Room was found and reserved, in the transaction that commits this.
+    Granted {
+        /// Where.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::text"))]
+        destination: HostId,
+    },
+    /// No host has room now.
+    NoRoom {
+        /// When it was found so.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+        at: Timestamp,
+        /// Why.
+        note: String,
+    },
+    /// The request's deadline for finding room has passed.
+    QueueExpired,
+    /// Placement, preflight, arming or the start of the transfer was refused.
+    Refused {
+        /// All reasons.
+        blockers: Vec<Blocker>,
+    },
+    /// Someone asked to take it back.
+    CancelRequested,
+    /// The receiver listens.
+    ReceiverArmed {
+        /// Where.
+        listener: Listener,
+    },
+    /// The source's guest stands still at the switchover, which is not ordered.
+    SourceStopped,
+    /// An operator opened the gate before the switchover.
+    SwitchoverAllowed,
+    /// Nothing, or no longer anything, keeps ownership from moving.
+    CommitAllowed,
+    /// Both QEMUs of this attempt said that all has arrived.
+    BothComplete {
+        /// What they said.
+        proof: Handover,
+    },
+    /// The source took the transfer back, not ordered, and refuses an order from now on.
+    SourceGaveUp {
+        /// Why.
+        error: String,
+    },
+    /// QEMU gave this attempt's transfer up.
+    TransferFailed {
+        /// Why.
+        error: String,
+    },
+    /// The source's guest runs although the switchover was ordered.
+    SourceRunsAgain {
+        /// What QEMU said.
+        error: String,
+    },
+    /// The time limit to reach the switchover has passed.
+    TransferTimedOut,
+    /// The switchover is overdue, both sides were asked, and the source can go on.
+    DecidedBack,
+    /// The switchover is overdue, both sides were asked, the source is silent and the receiver complete.
+    DecidedForward,
+    /// The source's QEMU is proven gone.
+    SourceGone {
+        /// How it is known.
+        proof: GoneProof,
+        /// Whether the receiver can carry the guest on.
+        receiver: Receiver,
+    },
+    /// The guest turned itself off where it may run.
+    GuestPoweredOff {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The destination's QEMU is proven gone.
+    ReceiverGone {
+        /// How it is known.
+        proof: GoneProof,
+        /// Whether it may have run the guest.
+        ran: Ran,
+    },
+    /// The guest was seen on the destination: vCPUs run, disks are writable.
+    DestinationRuns,
+    /// The guest was seen to run on the source, which will not send any more.
+    SourceContinued,
+}
+
+impl Event {
+    /// Returns the one spelling of this event.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Granted { .. } => "granted",
+            Self::NoRoom { .. } => "no_room",
+            Self::QueueExpired => "queue_expired",
+            Self::Refused { .. } => "refused",
+            Self::CancelRequested => "cancel_requested",
+            Self::ReceiverArmed { .. } => "receiver_armed",
+            Self::SourceStopped => "source_stopped",
+            Self::SwitchoverAllowed => "switchover_allowed",
+            Self::CommitAllowed => "commit_allowed",
+            Self::BothComplete { .. } => "both_complete",
+            Self::SourceGaveUp { .. } => "source_gave_up",
+            Self::TransferFailed { .. } => "transfer_failed",
+            Self::SourceRunsAgain { .. } => "source_runs_again",
+            Self::TransferTimedOut => "transfer_timed_out",
+            Self::DecidedBack => "decided_back",
+            Self::DecidedForward => "decided_forward",
+            Self::SourceGone { .. } => "source_gone",
+            Self::GuestPoweredOff { .. } => "guest_powered_off",
+            Self::ReceiverGone { .. } => "receiver_gone",
+            Self::DestinationRuns => "destination_runs",
+            Self::SourceContinued => "source_continued",
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What a migration was asked for, and its limits.
+
+use vmferry_types::{BytesPerSec, HostId, Millis};
+
+/// What a migration was asked for. Fixed when it is opened: defaults are filled in by then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Terms {
+    /// The destination that the caller named. `None` leaves the choice to placement.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::text_option", default))]
+    pub asked_destination: Option<HostId>,
+    /// How long the guest may stand still, not ordered, while the source's agent hears no driver.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub hold_limit: Millis,
+    /// How long QEMU may plan to let the guest stand still.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub downtime_limit: Millis,
+    /// Past it, a transfer that has not reached the switchover is taken back.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub transfer_timeout: Millis,
+    /// A transfer that moves no byte for this long is taken back by the source's agent.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub stall_limit: Millis,
+    /// Past it, an ordered switchover that has not ended is in doubt, and decided (rule R10).
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub switchover_limit: Millis,
+    /// Cap on the transfer; zero is none.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+    pub max_bandwidth: BytesPerSec,
+    /// Whether QEMU may slow the guest down so that the transfer converges.
+    pub auto_converge: AutoConverge,
+    /// Where the migration waits for an operator's word.
+    pub gates: Gates,
+}
+
+/// Whether QEMU may slow a guest down that dirties memory faster than it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum AutoConverge {
+    /// It may not.
+    Off,
+    /// It may.
+    On,
+}
+
+/// Whether a migration goes on by itself at one point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Gate {
+    /// It goes on.
+    Open,
+    /// It waits for an operator's word.
+    Closed,
+}
+
+/// The points where a migration may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Gates {
+    /// Before the switchover is ordered: the guest stands still meanwhile.
+    pub switchover: Gate,
+    /// Before ownership moves: the guest stands still meanwhile.
+    pub commit: Gate,
+}
+
+impl Gates {
+    /// No waiting anywhere.
+    pub const OPEN: Self = Self { switchover: Gate::Open, commit: Gate::Open };
+}
