@@ -1,0 +1,92 @@
+//! Keeps the second monitor.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use vmferry_qmp::EventView;
+
+use super::log::note;
+use super::protocol::{Failure, MigrationSeen};
+use super::state::{Oob, State};
+use crate::monitor::{Heard, Monitor, MonitorError};
+
+/// The first and the longest pause between two tries.
+///
+/// QEMU binds its monitors some 50 ms after exec; if it has not after a
+/// while, it allocates a large guest's memory.
+const RETRY: Duration = Duration::from_millis(2);
+const RETRY_MAX: Duration = Duration::from_millis(500);
+
+/// How long a connection that was accepted waits for its greeting.
+const GREETING_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Connects to the second monitor, keeps it, and connects again if it breaks.
+///
+/// Never returns; the owner ends it with the shim.
+pub(super) async fn keep(state: &State) {
+    let path = state.dir.oob_socket();
+    let mut pause = RETRY;
+    loop {
+        match Monitor::connect(&path, GREETING_DEADLINE).await {
+            Ok(monitor) => {
+                if !monitor.oob() {
+                    note(&state.dir, "this QEMU offers no out-of-band execution");
+                }
+                pause = RETRY;
+                let mut events = monitor.events();
+                state.oob.send_replace(Oob::Connected(monitor.clone()));
+                while let Some(heard) = events.next().await {
+                    hear(state, &heard);
+                }
+                let reason = monitor.closed().await.to_string();
+                state.oob.send_replace(Oob::Disconnected { reason });
+            }
+            Err(error) => {
+                state.oob.send_replace(Oob::Disconnected { reason: error.to_string() });
+            }
+        }
+        sleep(pause).await;
+        pause = pause.saturating_mul(2).min(RETRY_MAX);
+    }
+}
+
+fn hear(state: &State, heard: &Heard) {
+    match heard {
+        Heard::Event(event) => {
+            if let EventView::Migration(status) = event.view() {
+                state.saw_migration(MigrationSeen { at_us: event.at_us, status });
+            }
+        }
+        Heard::Lagged(lost) => note(&state.dir, &format!("{lost} events were lost")),
+    }
+}
+
+/// Executes one command out of band.
+pub(super) async fn execute(
+    state: &State,
+    command: &str,
+    arguments: serde_json::Value,
+    deadline: Duration,
+) -> Result<serde_json::Value, Failure> {
+    let oob = state.oob.borrow().clone();
+    let monitor = match oob {
+        Oob::Connected(monitor) => monitor,
+        Oob::Disconnected { reason } => return Err(Failure::Disconnected { reason }),
+    };
+    monitor.execute_raw_oob(command, arguments, deadline).await.map_err(|error| match error {
+        MonitorError::Refused { source, .. } => {
+            Failure::Refused { class: source.class, description: source.description }
+        }
+        MonitorError::Silent { waited, .. } => {
+            Failure::Silent { waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
+        }
+        MonitorError::OutOfBandNotOffered { command } => Failure::NotOutOfBand { command },
+        MonitorError::Closed { source, .. } => Failure::Disconnected { reason: source.to_string() },
+        MonitorError::Connect { .. }
+        | MonitorError::NotGreeted { .. }
+        | MonitorError::Decode { .. }
+        | MonitorError::Encode { .. } => {
+            Failure::System { operation: format!("execute `{command}`"), reason: error.to_string() }
+        }
+    })
+}
