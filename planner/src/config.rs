@@ -1,0 +1,503 @@
+//! The planner's configuration: one TOML file, parsed and validated once.
+//!
+//! After [`Config::load`] there are no invalid values. Unknown fields are refused, so that a
+//! misspelt limit is never silently the default.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use vmferry_types::{HostId, Percent};
+
+/// Says why the configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("read the configuration {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The file is not TOML of the expected shape.
+    #[error("parse the configuration {path}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A field holds a value that cannot be used.
+    #[error("configuration field `{field}`: {problem}")]
+    Invalid {
+        /// The field, with its table.
+        field: String,
+        /// What is wrong and what to write instead.
+        problem: String,
+    },
+}
+
+/// Everything that the planner is told from outside, valid.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where durable state lies.
+    pub state_dir: PathBuf,
+    /// Where agents and clients reach the planner over gRPC.
+    pub grpc: SocketAddr,
+    /// Where people and programs reach it over REST.
+    pub rest: SocketAddr,
+    /// Where the store is.
+    pub store: StoreUrl,
+    /// How the fleet is used.
+    pub policy: Policy,
+    /// What a migration gets that does not ask for something else.
+    pub migration: MigrationDefaults,
+    /// What operators say of hosts.
+    pub hosts: BTreeMap<HostId, HostSettings>,
+    /// Where the fault points of a test build look for their files.
+    pub fault_points: Option<PathBuf>,
+}
+
+/// Names the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// One SQLite file, used by this planner alone.
+    Sqlite(PathBuf),
+}
+
+/// How the fleet is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// Share of each host's memory that no VM may take.
+    pub reserve_memory: Percent,
+    /// Share of each host's CPU that no VM may take.
+    pub reserve_cpu: Percent,
+    /// How much of a host's CPU may be promised: 100 is no overcommit.
+    pub cpu_overcommit_percent: u32,
+    /// A host whose last report is older takes no placements.
+    pub report_max_age: Duration,
+    /// How long a driver owns its migration without a sign of life.
+    pub lease: Duration,
+    /// How often a queued migration is tried again, if nothing wakes it earlier.
+    pub queue_retry: Duration,
+    /// How long a migration waits for room.
+    pub queue_deadline: Duration,
+    /// How many migrations one destination receives at once.
+    pub inbound_max: u32,
+}
+
+/// What a migration gets that does not ask for something else.
+#[derive(Clone, Copy, Debug)]
+pub struct MigrationDefaults {
+    /// How long QEMU may plan to stand still.
+    pub downtime_limit: Duration,
+    /// How long a guest may stand still, not ordered, while no driver is heard.
+    pub hold_limit: Duration,
+    /// Past it a transfer that has not reached the switchover is cancelled.
+    pub transfer_timeout: Duration,
+    /// A transfer that moves no byte for this long is cancelled.
+    pub stall_limit: Duration,
+    /// Past it, after the order, an unfinished switchover is in doubt.
+    pub switchover_limit: Duration,
+    /// Whether QEMU may slow the guest down so that it converges.
+    pub auto_converge: bool,
+}
+
+/// What operators say of one host; its agent cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSettings {
+    /// The group of hosts that it belongs to.
+    pub cluster: String,
+    /// Labels that VMs may require.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Default for HostSettings {
+    fn default() -> Self {
+        Self { cluster: "default".to_owned(), labels: BTreeMap::new() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    state_dir: PathBuf,
+    listen: RawListen,
+    #[serde(default)]
+    store: RawStore,
+    #[serde(default)]
+    policy: RawPolicy,
+    #[serde(default)]
+    migration: RawMigration,
+    #[serde(default)]
+    host: Vec<RawHost>,
+    security: Option<RawSecurity>,
+    #[cfg(feature = "fault-points")]
+    fault_points: Option<RawFaultPoints>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawListen {
+    grpc: SocketAddr,
+    rest: SocketAddr,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawStore {
+    url: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawPolicy {
+    reserve_memory_percent: u8,
+    reserve_cpu_percent: u8,
+    cpu_overcommit_percent: u32,
+    report_max_age: String,
+    lease: String,
+    queue_retry: String,
+    queue_deadline: String,
+    inbound_max: u32,
+}
+
+impl Default for RawPolicy {
+    fn default() -> Self {
+        Self {
+            // Covers a kernel, an agent and what QEMU takes beside the guest's memory.
+            reserve_memory_percent: 10,
+            reserve_cpu_percent: 0,
+            cpu_overcommit_percent: 100,
+            // Six reports of 5 s.
+            report_max_age: "30s".to_owned(),
+            lease: "10s".to_owned(),
+            queue_retry: "10s".to_owned(),
+            queue_deadline: "2h".to_owned(),
+            // Two streams fill a link; more only make each of them slower.
+            inbound_max: 2,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawMigration {
+    downtime_limit: String,
+    hold_limit: String,
+    transfer_timeout: String,
+    stall_limit: String,
+    switchover_limit: String,
+    auto_converge: bool,
+}
+
+impl Default for RawMigration {
+    fn default() -> Self {
+        Self {
+            downtime_limit: "100ms".to_owned(),
+            hold_limit: "10s".to_owned(),
+            transfer_timeout: "1h".to_owned(),
+            stall_limit: "30s".to_owned(),
+            switchover_limit: "30s".to_owned(),
+            auto_converge: false,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHost {
+    id: String,
+    cluster: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSecurity {
+    plain_text: PlainText,
+}
+
+/// Where traffic without encryption is acceptable.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum PlainText {
+    Loopback,
+    Namespace,
+}
+
+#[cfg(feature = "fault-points")]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFaultPoints {
+    dir: PathBuf,
+}
+
+impl Config {
+    /// Reads and validates the configuration.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be read, has an unknown field, or holds a value that cannot be used.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let raw: RawConfig = toml::from_str(&text).map_err(|source| ConfigError::Parse {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
+        Self::from_raw(raw, in_own_network_namespace)
+    }
+
+    fn from_raw(
+        raw: RawConfig,
+        isolated: impl Fn() -> std::io::Result<bool>,
+    ) -> Result<Self, ConfigError> {
+        check_security(raw.security.as_ref(), &raw.listen, isolated)?;
+        let store = match raw.store.url {
+            Some(url) => StoreUrl::parse(&url)?,
+            None => StoreUrl::Sqlite(raw.state_dir.join("planner.db")),
+        };
+        #[cfg(feature = "fault-points")]
+        let fault_points = raw.fault_points.map(|points| points.dir);
+        #[cfg(not(feature = "fault-points"))]
+        let fault_points = None;
+        Ok(Self {
+            store,
+            grpc: raw.listen.grpc,
+            rest: raw.listen.rest,
+            policy: raw.policy.validated()?,
+            migration: raw.migration.validated()?,
+            hosts: validated_hosts(raw.host)?,
+            state_dir: raw.state_dir,
+            fault_points,
+        })
+    }
+}
+
+impl StoreUrl {
+    fn parse(url: &str) -> Result<Self, ConfigError> {
+        match url.strip_prefix("sqlite:") {
+            Some(path) if !path.is_empty() => {
+                Ok(Self::Sqlite(PathBuf::from(path.strip_prefix("//").unwrap_or(path))))
+            }
+            Some(_) | None => Err(invalid(
+                "store.url",
+                format!("`{url}` is not a store; write \"sqlite:/path/planner.db\""),
+            )),
+        }
+    }
+}
+
+impl RawPolicy {
+    fn validated(self) -> Result<Policy, ConfigError> {
+        let percent = |field: &str, value: u8| {
+            Percent::new(value).ok_or_else(|| invalid(field, format!("{value} is above 100")))
+        };
+        if self.inbound_max == 0 {
+            return Err(invalid(
+                "policy.inbound_max",
+                "0 would refuse every migration; write 1 or more",
+            ));
+        }
+        if self.cpu_overcommit_percent < 100 {
+            return Err(invalid(
+                "policy.cpu_overcommit_percent",
+                "below 100 hides CPU that hosts have; write 100 or more, and use reserve_cpu_percent to keep some back",
+            ));
+        }
+        Ok(Policy {
+            reserve_memory: percent("policy.reserve_memory_percent", self.reserve_memory_percent)?,
+            reserve_cpu: percent("policy.reserve_cpu_percent", self.reserve_cpu_percent)?,
+            cpu_overcommit_percent: self.cpu_overcommit_percent,
+            report_max_age: duration("policy.report_max_age", &self.report_max_age)?,
+            lease: duration("policy.lease", &self.lease)?,
+            queue_retry: duration("policy.queue_retry", &self.queue_retry)?,
+            queue_deadline: duration("policy.queue_deadline", &self.queue_deadline)?,
+            inbound_max: self.inbound_max,
+        })
+    }
+}
+
+impl RawMigration {
+    fn validated(self) -> Result<MigrationDefaults, ConfigError> {
+        Ok(MigrationDefaults {
+            downtime_limit: duration("migration.downtime_limit", &self.downtime_limit)?,
+            hold_limit: duration("migration.hold_limit", &self.hold_limit)?,
+            transfer_timeout: duration("migration.transfer_timeout", &self.transfer_timeout)?,
+            stall_limit: duration("migration.stall_limit", &self.stall_limit)?,
+            switchover_limit: duration("migration.switchover_limit", &self.switchover_limit)?,
+            auto_converge: self.auto_converge,
+        })
+    }
+}
+
+fn validated_hosts(raw: Vec<RawHost>) -> Result<BTreeMap<HostId, HostSettings>, ConfigError> {
+    let mut hosts = BTreeMap::new();
+    for host in raw {
+        let id: HostId = host
+            .id
+            .parse()
+            .map_err(|_| invalid("host.id", format!("`{}` is not a host id", host.id)))?;
+        let settings = HostSettings {
+            cluster: host.cluster.unwrap_or_else(|| HostSettings::default().cluster),
+            labels: host.labels,
+        };
+        if hosts.insert(id, settings).is_some() {
+            return Err(invalid("host.id", format!("`{}` is named twice", host.id)));
+        }
+    }
+    Ok(hosts)
+}
+
+fn duration(field: &str, text: &str) -> Result<Duration, ConfigError> {
+    let value = humantime::parse_duration(text)
+        .map_err(|error| invalid(field, format!("`{text}`: {error}; write for example \"30s\"")))?;
+    if value.is_zero() {
+        return Err(invalid(field, "must be longer than nothing"));
+    }
+    Ok(value)
+}
+
+fn invalid(field: &str, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Invalid { field: field.to_owned(), problem: problem.into() }
+}
+
+/// Refuses to listen unencrypted where others could listen in.
+fn check_security(
+    security: Option<&RawSecurity>,
+    listen: &RawListen,
+    isolated: impl Fn() -> std::io::Result<bool>,
+) -> Result<(), ConfigError> {
+    let Some(security) = security else {
+        return Err(invalid(
+            "security",
+            "the table is missing: without it traffic would be unencrypted; say where that is acceptable with plain_text = \"loopback\" or \"namespace\"",
+        ));
+    };
+    match security.plain_text {
+        PlainText::Loopback => {
+            for (field, address) in [("listen.grpc", listen.grpc), ("listen.rest", listen.rest)] {
+                if !is_loopback(address.ip()) {
+                    return Err(invalid(
+                        field,
+                        format!(
+                            "{address} is not a loopback address, and security.plain_text = \"loopback\" allows no other"
+                        ),
+                    ));
+                }
+            }
+            Ok(())
+        }
+        PlainText::Namespace => match isolated() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(invalid(
+                "security.plain_text",
+                "\"namespace\" is meant for a network namespace of its own, and this process is in that of PID 1",
+            )),
+            Err(error) => Err(invalid(
+                "security.plain_text",
+                format!(
+                    "cannot tell whether this process has a network namespace of its own: {error}"
+                ),
+            )),
+        },
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Says whether this process's network is another than that of PID 1.
+fn in_own_network_namespace() -> std::io::Result<bool> {
+    let own = std::fs::read_link("/proc/self/ns/net")?;
+    let first = std::fs::read_link("/proc/1/ns/net")?;
+    Ok(own != first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = r#"
+        state_dir = "/var/lib/vmferry-planner"
+        [listen]
+        grpc = "127.0.0.1:9096"
+        rest = "127.0.0.1:9095"
+        [security]
+        plain_text = "loopback"
+    "#;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let raw: RawConfig = toml::from_str(text).map_err(|error| error.to_string())?;
+        Config::from_raw(raw, || Ok(false)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_minimal_file_gets_the_defaults() {
+        let config = read(MINIMAL).unwrap();
+        assert_eq!(
+            config.store,
+            StoreUrl::Sqlite(PathBuf::from("/var/lib/vmferry-planner/planner.db"))
+        );
+        assert_eq!(config.policy.report_max_age, Duration::from_secs(30));
+        assert_eq!(config.migration.hold_limit, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn without_a_word_on_security_the_planner_does_not_start() {
+        let text = MINIMAL.replace("[security]", "").replace("plain_text = \"loopback\"", "");
+        assert!(read(&text).unwrap_err().contains("security"));
+    }
+
+    #[test]
+    fn plain_text_over_loopback_means_loopback() {
+        let text = MINIMAL.replace("127.0.0.1:9095", "10.0.0.1:9095");
+        assert!(read(&text).unwrap_err().contains("listen.rest"));
+        assert!(read(&MINIMAL.replace("127.0.0.1:9095", "[::1]:9095")).is_ok());
+    }
+
+    #[test]
+    fn plain_text_in_a_namespace_needs_one() {
+        let text =
+            MINIMAL.replace("loopback", "namespace").replace("127.0.0.1:9095", "10.0.0.1:9095");
+        assert!(read(&text).unwrap_err().contains("PID 1"));
+        let raw: RawConfig = toml::from_str(&text).unwrap();
+        assert!(Config::from_raw(raw, || Ok(true)).is_ok());
+    }
+
+    #[test]
+    fn bad_values_are_refused_by_the_name_of_their_field() {
+        for (addition, name) in [
+            ("[policy]\nreserve_memory_percent = 101", "policy.reserve_memory_percent"),
+            ("[policy]\ninbound_max = 0", "policy.inbound_max"),
+            ("[policy]\nlease = \"soon\"", "policy.lease"),
+            ("[policy]\nlease = \"0s\"", "policy.lease"),
+            ("[policy]\ncpu_overcommit_percent = 99", "policy.cpu_overcommit_percent"),
+            ("[migration]\nhold_limit = \"x\"", "migration.hold_limit"),
+            ("[store]\nurl = \"mysql:x\"", "store.url"),
+            ("[[host]]\nid = \"A B\"", "host.id"),
+            ("[[host]]\nid = \"a\"\n[[host]]\nid = \"a\"", "named twice"),
+            ("[policy]\nreserve_memory = 1", "reserve_memory"),
+        ] {
+            let error = read(&format!("{MINIMAL}\n{addition}")).unwrap_err();
+            assert!(error.contains(name), "{addition}: {error}");
+        }
+    }
+
+    #[test]
+    fn operators_name_clusters_and_labels() {
+        let config = read(&format!(
+            "{MINIMAL}\n[[host]]\nid = \"a\"\ncluster = \"east\"\nlabels = {{ rack = \"1\" }}"
+        ))
+        .unwrap();
+        let host = &config.hosts[&"a".parse::<HostId>().unwrap()];
+        assert_eq!(host.cluster, "east");
+        assert_eq!(host.labels["rack"], "1");
+    }
+}

@@ -1,0 +1,2 @@
+//! driver
+pub mod side;

@@ -1,0 +1,81 @@
+//! Named points at which a test build can be held or killed.
+//!
+//! The file `NAME.hold` holds whoever comes to the point NAME: it creates `NAME.reached` and waits
+//! until the hold is removed. The file `NAME.kill` ends the process at once, as a crash does.
+//! Without the feature `fault-points` nothing of this is compiled.
+
+use std::path::PathBuf;
+
+/// The fault points of this process. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPoints {
+    #[cfg(feature = "fault-points")]
+    dir: Option<std::sync::Arc<PathBuf>>,
+}
+
+impl FaultPoints {
+    /// Looks for its files under `dir`, or never if there is none.
+    #[must_use]
+    #[cfg_attr(
+        not(feature = "fault-points"),
+        expect(
+            unused_variables,
+            clippy::needless_pass_by_value,
+            reason = "only test builds have fault points"
+        )
+    )]
+    pub fn new(dir: Option<PathBuf>) -> Self {
+        #[cfg(feature = "fault-points")]
+        return Self { dir: dir.map(std::sync::Arc::new) };
+        #[cfg(not(feature = "fault-points"))]
+        return Self {};
+    }
+
+    /// Passes the point `<side>.<name>`; ends or waits there if a test says so.
+    #[cfg_attr(
+        not(feature = "fault-points"),
+        expect(
+            unused_variables,
+            clippy::unused_async,
+            reason = "only test builds have fault points"
+        )
+    )]
+    pub async fn pass(&self, side: &'static str, name: &'static str) {
+        #[cfg(feature = "fault-points")]
+        if let Some(dir) = &self.dir {
+            hold_or_die(dir, &format!("{side}.{name}")).await;
+        }
+    }
+}
+
+#[cfg(feature = "fault-points")]
+async fn hold_or_die(dir: &std::path::Path, name: &str) {
+    if dir.join(format!("{name}.kill")).exists() {
+        // One death a file: a restarted process must be able to pass.
+        if std::fs::remove_file(dir.join(format!("{name}.kill"))).is_ok() {
+            kill_self();
+        }
+    }
+    let hold = dir.join(format!("{name}.hold"));
+    if !hold.exists() {
+        return;
+    }
+    if let Err(error) = std::fs::write(dir.join(format!("{name}.reached")), b"") {
+        tracing::warn!(%error, name, "fault point could not say that it was reached");
+    }
+    while hold.exists() {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+}
+
+#[cfg(feature = "fault-points")]
+fn kill_self() {
+    let own = nix::unistd::Pid::this();
+    if nix::sys::signal::kill(own, nix::sys::signal::Signal::SIGKILL).is_err() {
+        std::process::abort();
+    }
+    // The signal is on its way; nothing may happen until it arrives.
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,23 @@
+//! The central planner: decides where a VM goes, writes every move down before it acts, and drives
+//! each one to its end over crashes of any part.
+//!
+//! ```text
+//! grpc, rest ─► api ─► admission ─► store ◄─ driver ─► agents
+//!                 inventory ▲  reconciler ─────▲
+//! ```
+//!
+//! **Invariant:** only [`store`] knows SQL. **Invariant:** no command leaves for an agent before
+//! the row that it follows from is committed.
+
+#![warn(missing_docs)]
+
+pub mod agents;
+pub mod clock;
+pub mod config;
+pub mod definition;
+pub mod driver;
+pub mod faults;
+pub mod shutdown;
+pub mod store;
+pub mod telemetry;
+pub mod view;

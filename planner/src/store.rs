@@ -1,0 +1,192 @@
+//! The port to the durable store.
+//!
+//! What the planner decides is a row before anything leaves the process, and every write of a row
+//! names the claim and the seq that it was decided on: a planner that lost its lease cannot land
+//! one. What must be decided together (room, single flight, cordons, caps) is decided in one
+//! transaction under the write lock.
+
+pub mod rows;
+pub mod sqlite;
+
+use std::path::PathBuf;
+
+use futures::future::BoxFuture;
+use vmferry_planner_core::migration::Refusal;
+use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+
+pub use rows::{
+    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Grant, Granted, HostRow,
+    LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind,
+    PowerPhase, PowerRecord, Refused, Request, Reservation, Room, SavedHost, TakeOver, VmRow,
+};
+
+/// Says why the store could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The store could not be opened.
+    #[error("open the store {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Another planner has it.
+    #[error(
+        "the store {path} is in use by another planner; stop that one first, or give this one its own file"
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A newer planner wrote it.
+    #[error(
+        "the store {path} was written by a newer planner (schema {version}, this one knows {known}); run that version or a later one"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The schema found.
+        version: i64,
+        /// The newest schema known here.
+        known: i64,
+    },
+    /// Its schema could not be brought up to date.
+    #[error("bring the schema of {path} up to date")]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: sqlx::migrate::MigrateError,
+    },
+    /// A statement failed.
+    #[error("store: {operation}")]
+    Sql {
+        /// What was being done.
+        operation: &'static str,
+        /// Why it failed.
+        source: sqlx::Error,
+    },
+    /// A column holds what this planner never writes.
+    #[error("store: column `{column}` holds `{value}`")]
+    Corrupt {
+        /// The column.
+        column: &'static str,
+        /// What it holds.
+        value: String,
+    },
+    /// A record is not the JSON that it should be.
+    #[error("store: the record of a {what} cannot be read or written")]
+    Record {
+        /// Whose record.
+        what: &'static str,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The state machine refused what the transaction decided.
+    #[error("store: the migration does not take what was decided for it")]
+    Machine {
+        /// Why.
+        source: Refusal,
+    },
+    /// An open migration's VM belongs to no or another admission.
+    #[error("store: migration {migration} is open, but its VM is not given to it")]
+    Orphan {
+        /// The migration.
+        migration: MigrationId,
+    },
+}
+
+/// What a store answers, when it does.
+pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+
+/// The durable store.
+pub trait Store: Send + Sync + 'static {
+    /// Reads every host that ever introduced itself.
+    fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
+    /// Writes what a host said of itself, unless another host has its name.
+    fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
+
+    /// Reads every VM.
+    fn vms(&self) -> Stored<'_, Vec<VmRow>>;
+    /// Reads one VM.
+    fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>>;
+    /// Reads the VMs of a name; more than one only if several were adopted so.
+    fn vms_named<'a>(&'a self, name: &'a str) -> Stored<'a, Vec<VmRow>>;
+    /// Writes a new VM, unless its id or name is taken.
+    fn define_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined>;
+    /// Writes a VM that a host reported and the store does not know (rule R13).
+    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined>;
+    /// Raises a VM's claim to one that an agent has seen, so that the next is above it.
+    fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()>;
+    /// Marks a running VM as lost: its process is proven gone and no admission is open.
+    fn mark_lost<'a>(&'a self, lost: &'a Lost, now: Timestamp) -> Stored<'a, bool>;
+
+    /// Reads the open reservations of all hosts.
+    fn reservations(&self) -> Stored<'_, Vec<Reservation>>;
+    /// Reads the cordons that hold at `now`.
+    fn cordons(&self, now: Timestamp) -> Stored<'_, Vec<Cordon>>;
+    /// Holds a host back in the name of an owner.
+    fn cordon<'a>(&'a self, cordon: &'a Cordon) -> Stored<'a, ()>;
+    /// Lets go of what an owner held.
+    fn uncordon<'a>(&'a self, host: &'a HostId, owner: &'a str) -> Stored<'a, ()>;
+
+    /// Admits a migration, queues it, or says why not; all under the write lock.
+    fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission>;
+    /// Reads one migration.
+    fn migration(&self, id: MigrationId) -> Stored<'_, Option<MigrationRow>>;
+    /// Reads the migration that a request led to.
+    fn migration_of_request<'a>(&'a self, request: &'a str) -> Stored<'a, Option<MigrationRow>>;
+    /// Reads migrations, the newest first.
+    fn migrations<'a>(&'a self, filter: &'a Filter) -> Stored<'a, Vec<MigrationRow>>;
+    /// Reads what happened to a migration, in order.
+    fn log(&self, id: MigrationId) -> Stored<'_, Vec<LogRow>>;
+    /// Makes `owner` the driver of an open migration, under the next claim.
+    fn take_over<'a>(
+        &'a self,
+        id: MigrationId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeOver>;
+    /// Keeps a lease; `false` if it is another's by now.
+    fn renew_lease<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool>;
+    /// Ends every lease: called by the one planner that has just opened a store of its own.
+    fn clear_leases(&self) -> Stored<'_, ()>;
+    /// Admits a queued migration to a destination that was found for it.
+    fn grant<'a>(
+        &'a self,
+        before: &'a MigrationRow,
+        grant: &'a Grant,
+        now_us: u64,
+    ) -> Stored<'a, Granted>;
+    /// Writes one or more changes of a migration with all that follows from them, or nothing.
+    fn commit<'a>(
+        &'a self,
+        before: &'a MigrationRow,
+        changes: &'a [Change],
+        notes: &'a Notes,
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<MigrationRow>>>;
+
+    /// Admits a start or a stop, or says why not.
+    fn admit_power<'a>(&'a self, new: &'a NewPower, now_us: u64) -> Stored<'a, AdmitPower>;
+    /// Reads one start or stop.
+    fn power(&self, id: MigrationId) -> Stored<'_, Option<PowerAction>>;
+    /// Reads the starts and stops that have not ended.
+    fn open_power(&self) -> Stored<'_, Vec<PowerAction>>;
+    /// Takes the next claim for an open start or stop; `None` if it has ended.
+    fn claim_power(&self, id: MigrationId, now: Timestamp) -> Stored<'_, Option<PowerAction>>;
+    /// Ends a start or a stop and says what became of its VM.
+    fn end_power<'a>(
+        &'a self,
+        action: &'a PowerAction,
+        end: &'a Ends,
+        now_us: u64,
+    ) -> Stored<'a, Commit<()>>;
+}

@@ -1,0 +1,539 @@
+//! What the store keeps, as values.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use vmferry_planner_core::migration::{Entry, Migration};
+use vmferry_proto::v1;
+use vmferry_types::{
+    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PhaseLabel, PowerState, Seq,
+    Timestamp, VmId,
+};
+
+/// A host as its agent introduced itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRow {
+    /// Names the host.
+    pub id: HostId,
+    /// Its display name, unique in the fleet.
+    pub name: String,
+    /// The boot that it last reported from.
+    pub boot_id: String,
+    /// Where its agent is reached.
+    pub agent_address: String,
+    /// When it last introduced itself anew.
+    pub last_report: Timestamp,
+    /// When an operator or a fence command declared it dead.
+    pub declared_dead: Option<Timestamp>,
+}
+
+/// What became of a host's introduction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SavedHost {
+    /// It is written.
+    Saved,
+    /// Another host has its name.
+    NameTaken {
+        /// That host.
+        by: HostId,
+    },
+}
+
+/// What the planner holds to be true of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmRow {
+    /// Names the VM for life.
+    pub id: VmId,
+    /// Its name.
+    pub name: String,
+    /// The host that owns it; the last one if it is stopped.
+    pub host: Option<HostId>,
+    /// What it was brought to.
+    pub power: PowerState,
+    /// Who may run it; below [`Generation::FIRST`] if nobody ever did.
+    pub generation: Generation,
+    /// The newest claim given out.
+    pub claim: Claim,
+    /// The open admission, if any: a migration, a start or a stop.
+    pub admission: Option<MigrationId>,
+    /// Why it is lost, or could not be started: the real text.
+    pub error: String,
+    /// Its definition.
+    pub definition: String,
+    /// The versioned machine type recorded at its first start.
+    pub resolved_machine: String,
+    /// What it needs, with its ceiling and QEMU's overhead.
+    pub memory: Bytes,
+    /// Its vCPUs.
+    pub cpu: MilliCpu,
+}
+
+/// What became of a new VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Defined {
+    /// It is written.
+    New,
+    /// Its id or name belongs to this one.
+    Taken(VmRow),
+}
+
+/// That a VM's process is proven gone without anyone's word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The VM.
+    pub vm: VmId,
+    /// Where it ran.
+    pub host: HostId,
+    /// Under which generation.
+    pub generation: Generation,
+    /// How it ended: the real text.
+    pub cause: String,
+}
+
+/// Who holds a host back, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cordon {
+    /// The host.
+    pub host: HostId,
+    /// In whose name.
+    pub owner: String,
+    /// Why.
+    pub reason: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when, if it ends by itself.
+    pub expires: Option<Timestamp>,
+}
+
+/// Capacity promised to a VM on a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// By which admission.
+    pub admission: MigrationId,
+    /// Where.
+    pub host: HostId,
+    /// For whom.
+    pub vm: VmId,
+    /// How much memory.
+    pub memory: Bytes,
+    /// How much CPU.
+    pub cpu: MilliCpu,
+}
+
+/// Says whether a host still has room beside what is reserved there, which is read under the lock.
+pub struct Room(Box<RoomCheck>);
+
+type RoomCheck = dyn Fn(&[Reservation]) -> Result<(), String> + Send + Sync;
+
+impl Room {
+    /// Wraps a check that answers with the reason why there is no room.
+    pub fn new(
+        check: impl Fn(&[Reservation]) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Box::new(check))
+    }
+
+    /// Checks beside the given reservations.
+    ///
+    /// # Errors
+    ///
+    /// Says why there is no room.
+    pub fn check(&self, reserved: &[Reservation]) -> Result<(), String> {
+        (self.0)(reserved)
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Room")
+    }
+}
+
+/// A caller's request id with what kind of request it was.
+pub type Request = Option<String>;
+
+/// What the store keeps of a migration beside its machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Notes {
+    /// What was asked for, as it came.
+    pub asked: v1::MigrateVmRequest,
+    /// The VM's demand for memory when it was admitted, in bytes.
+    pub memory_bytes: u64,
+    /// Its demand for CPU, in thousandths of a vCPU.
+    pub cpu_milli: u64,
+    /// The last figures of the transfer that were seen.
+    pub transfer: v1::TransferStatus,
+    /// Host clock from STOP on the source to RESUME on the destination; 0 if unknown.
+    pub pause_us: u64,
+    /// STOP on the source by the clock of the boot `source_boot`.
+    pub stopped_at_us: u64,
+    /// The source's boot id when it stopped.
+    pub source_boot: String,
+}
+
+/// A migration as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MigrationRow {
+    /// The machine.
+    pub migration: Migration,
+    /// The VM's name when it was opened.
+    pub vm_name: String,
+    /// The caller's id of the request.
+    pub request: Request,
+    /// The claim of its driver.
+    pub claim: Claim,
+    /// Its optimistic lock.
+    pub seq: Seq,
+    /// Who drives it.
+    pub lease_owner: Option<String>,
+    /// Until when nobody else may.
+    pub lease_until: Timestamp,
+    /// When it was opened, in microseconds since 1970.
+    pub created_us: u64,
+    /// When it last changed.
+    pub updated_us: u64,
+    /// When nothing more was owed.
+    pub ended_us: Option<u64>,
+    /// What is kept beside the machine.
+    pub notes: Notes,
+}
+
+/// A destination that was found for a migration.
+#[derive(Debug)]
+pub struct Grant {
+    /// The host.
+    pub destination: HostId,
+    /// Whether it still has room.
+    pub room: Room,
+    /// How many migrations it may receive at once.
+    pub inbound_max: u32,
+}
+
+/// A migration that asks to be admitted.
+#[derive(Debug)]
+pub struct NewMigration {
+    /// The opened machine.
+    pub migration: Migration,
+    /// The VM's name.
+    pub vm_name: String,
+    /// The caller's id of the request.
+    pub request: Request,
+    /// What is kept beside it.
+    pub notes: Notes,
+    /// Where it may go; `Err` says why there is no room now, and queues it.
+    pub grant: Result<Grant, String>,
+}
+
+/// What became of a migration that asked to be admitted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Admission {
+    /// It is a row.
+    Admitted(Box<MigrationRow>),
+    /// The same request came before, and led to this one.
+    Known(Box<MigrationRow>),
+    /// It is no row.
+    Refused(Refused),
+}
+
+/// Says why a transaction did not admit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// There is no such VM.
+    #[error("the VM is not known")]
+    UnknownVm,
+    /// Something else is under way for the VM.
+    #[error("another migration, start or stop of the VM is under way ({admission})")]
+    InFlight {
+        /// Its id.
+        admission: MigrationId,
+    },
+    /// The VM is not in a state that allows it.
+    #[error("the VM is {power}")]
+    Power {
+        /// Its state.
+        power: PowerState,
+    },
+    /// The VM is elsewhere by now, or owned under another generation.
+    #[error("the VM has moved on since it was looked at; ask again")]
+    Moved {
+        /// Where it is.
+        host: Option<HostId>,
+    },
+    /// Somebody holds the destination back.
+    #[error("host {host} is cordoned")]
+    Cordoned {
+        /// The destination.
+        host: HostId,
+    },
+    /// The destination receives as many as it may.
+    #[error("host {host} already receives {inbound} migrations, the most allowed at once")]
+    InboundCap {
+        /// The destination.
+        host: HostId,
+        /// How many.
+        inbound: u32,
+    },
+    /// The VM may only run elsewhere.
+    #[error("the VM is pinned to host {pin}")]
+    Pinned {
+        /// Where it may run.
+        pin: HostId,
+    },
+    /// The destination has no room.
+    #[error("{note}")]
+    NoRoom {
+        /// Why.
+        note: String,
+    },
+}
+
+impl Refused {
+    /// Says whether waiting can help.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::NoRoom { .. } | Self::InboundCap { .. } => true,
+            Self::UnknownVm
+            | Self::InFlight { .. }
+            | Self::Power { .. }
+            | Self::Moved { .. }
+            | Self::Cordoned { .. }
+            | Self::Pinned { .. } => false,
+        }
+    }
+}
+
+/// What became of a write that named its claim and seq.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Commit<T> {
+    /// It is written; the row as it is now.
+    Done(T),
+    /// The row was another by then: nothing is written.
+    Raced,
+}
+
+/// What became of a queued migration for which a destination was found.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Granted {
+    /// It is admitted.
+    Done(Box<MigrationRow>),
+    /// The row was another by then.
+    Raced,
+    /// The destination would not do after all.
+    Refused(Refused),
+}
+
+/// What became of an attempt to drive a migration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TakeOver {
+    /// It is the caller's, under a claim of its own.
+    Taken(Box<MigrationRow>),
+    /// Another driver's lease holds.
+    Busy,
+    /// Nothing is owed any more.
+    Ended,
+}
+
+/// Which migrations to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only those of this VM.
+    pub vm: Option<VmId>,
+    /// Only those that still owe something.
+    pub open: OnlyOpen,
+    /// At most so many; zero is all.
+    pub limit: u32,
+}
+
+/// Whether migrations that have ended are read too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnlyOpen {
+    /// They are.
+    #[default]
+    All,
+    /// They are not.
+    Open,
+}
+
+/// One entry of a migration's log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogRow {
+    /// Its place.
+    pub seq: Seq,
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+    /// The event's label; `opened` for the first.
+    pub event: String,
+    /// The phase that it led to.
+    pub phase: PhaseLabel,
+    /// What a person should know of it.
+    pub note: String,
+    /// The event as JSON, enough to replay it; of `opened`, the machine itself.
+    pub body: String,
+}
+
+/// One change of a migration: an event, and the machine after it.
+pub type Change = Entry;
+
+/// What a start or stop is about to be.
+#[derive(Debug)]
+pub struct NewPower {
+    /// Names the admission.
+    pub id: MigrationId,
+    /// The caller's id of the request.
+    pub request: Request,
+    /// The VM.
+    pub vm: VmId,
+    /// Where it is started or stopped.
+    pub host: HostId,
+    /// Which of the two.
+    pub kind: PowerKind,
+    /// How it is stopped.
+    pub how: String,
+    /// How long the guest has to end by itself.
+    pub deadline_ms: u64,
+    /// Memory that it needs.
+    pub memory: Bytes,
+    /// CPU that it needs.
+    pub cpu: MilliCpu,
+    /// Whether the host has room for a start.
+    pub room: Room,
+}
+
+/// Start or stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PowerKind {
+    /// Start.
+    Start,
+    /// Stop.
+    Stop,
+}
+
+impl PowerKind {
+    /// Returns the one spelling.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+        }
+    }
+
+    /// Reads a label.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        [Self::Start, Self::Stop].into_iter().find(|kind| kind.label() == label)
+    }
+
+    /// Returns what the VM is while it is under way.
+    #[must_use]
+    pub const fn under_way(self) -> PowerState {
+        match self {
+            Self::Start => PowerState::Starting,
+            Self::Stop => PowerState::Stopping,
+        }
+    }
+}
+
+/// How far a start or stop has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PowerPhase {
+    /// It is owed.
+    Open,
+    /// It is done.
+    Done,
+    /// It was refused; the VM is as before.
+    Failed,
+}
+
+impl PowerPhase {
+    /// Returns the one spelling.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// Reads a label.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        [Self::Open, Self::Done, Self::Failed].into_iter().find(|phase| phase.label() == label)
+    }
+}
+
+/// What is kept of a start or stop beside its columns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PowerRecord {
+    /// How it is stopped: `powerdown` or `quit`.
+    pub how: String,
+    /// How long the guest has to end by itself.
+    pub deadline_ms: u64,
+    /// What the VM was before.
+    pub power_before: String,
+    /// Where it was before.
+    pub host_before: Option<String>,
+    /// Why it failed.
+    pub error: String,
+    /// That the process is gone.
+    pub gone: Option<v1::GoneProof>,
+}
+
+/// A start or a stop as it is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PowerAction {
+    /// Names the admission.
+    pub id: MigrationId,
+    /// The caller's id of the request.
+    pub request: Request,
+    /// The VM.
+    pub vm: VmId,
+    /// Where it is started or stopped.
+    pub host: HostId,
+    /// Which of the two.
+    pub kind: PowerKind,
+    /// How far it has come.
+    pub phase: PowerPhase,
+    /// The generation that it acts under.
+    pub generation: Generation,
+    /// The claim of its driver.
+    pub claim: Claim,
+    /// Its optimistic lock.
+    pub seq: Seq,
+    /// When it was admitted, in microseconds since 1970.
+    pub created_us: u64,
+    /// When it ended.
+    pub ended_us: Option<u64>,
+    /// What is kept beside.
+    pub record: PowerRecord,
+}
+
+/// What became of a start or stop that asked to be admitted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AdmitPower {
+    /// It is a row.
+    Admitted(PowerAction),
+    /// The same request came before, and led to this one.
+    Known(PowerAction),
+    /// It is no row.
+    Refused(Refused),
+}
+
+/// How a start or stop ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ends {
+    /// Done or failed.
+    pub phase: PowerPhase,
+    /// What the VM is from now on.
+    pub power: PowerState,
+    /// Why it failed; empty if it did not.
+    pub error: String,
+    /// That the process is gone, if it is.
+    pub gone: Option<v1::GoneProof>,
+    /// The versioned machine type that it was started with; empty keeps what is known.
+    pub resolved_machine: String,
+}

@@ -1,0 +1,162 @@
+//! What is decided together, under the write lock, before a migration holds anything.
+
+use sqlx::{Row as _, Sqlite, Transaction};
+use vmferry_planner_core::migration::{Entry, Event, Migration};
+use vmferry_types::{Claim, PowerState, Seq, Timestamp};
+
+use super::fleet::{cordoned_locked, reservations_locked, vm_locked, write_vm};
+use super::migration::{
+    Write, insert_row, keep_books, log_entries, migration_locked, of_request_locked, opened,
+    update_row,
+};
+use super::rows::sql;
+use super::{SqliteStore, commit};
+use crate::definition::Outline;
+use crate::store::rows::{Grant, Granted};
+use crate::store::{Admission, MigrationRow, NewMigration, Refused, StoreError, VmRow};
+
+/// Says whether the VM may be given to a new migration.
+fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
+    if let Some(admission) = vm.admission {
+        return Some(Refused::InFlight { admission });
+    }
+    if vm.power != PowerState::Running {
+        return Some(Refused::Power { power: vm.power });
+    }
+    if vm.host.as_ref() != Some(&migration.source) || vm.generation != migration.generation {
+        return Some(Refused::Moved { host: vm.host.clone() });
+    }
+    None
+}
+
+/// Says whether the destination still takes the VM.
+async fn grant_refusal(
+    transaction: &mut Transaction<'static, Sqlite>,
+    grant: &Grant,
+    vm: &VmRow,
+    now: Timestamp,
+) -> Result<Option<Refused>, StoreError> {
+    let host = &grant.destination;
+    let pin = Outline::read(&vm.definition).ok().and_then(|outline| outline.pin);
+    if let Some(pin) = pin.filter(|pin| pin != host) {
+        return Ok(Some(Refused::Pinned { pin }));
+    }
+    if cordoned_locked(transaction, host, now).await? {
+        return Ok(Some(Refused::Cordoned { host: host.clone() }));
+    }
+    let inbound: i64 =
+        sqlx::query("SELECT COUNT(*) FROM migrations WHERE destination = $1 AND ended_us IS NULL")
+            .bind(host.as_str())
+            .fetch_one(&mut **transaction)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(sql("count inbound migrations"))?;
+    if inbound >= i64::from(grant.inbound_max) {
+        let inbound = u32::try_from(inbound).unwrap_or(u32::MAX);
+        return Ok(Some(Refused::InboundCap { host: host.clone(), inbound }));
+    }
+    let reserved = reservations_locked(transaction, host).await?;
+    Ok(grant.room.check(&reserved).err().map(|note| Refused::NoRoom { note }))
+}
+
+impl SqliteStore {
+    pub(super) async fn insert_migration(
+        &self,
+        new: &NewMigration,
+        now_us: u64,
+    ) -> Result<Admission, StoreError> {
+        let now = Timestamp(now_us / 1000);
+        let mut transaction = self.begin().await?;
+        if let Some(request) = &new.request
+            && let Some(row) = of_request_locked(&mut transaction, request).await?
+        {
+            return Ok(Admission::Known(Box::new(row)));
+        }
+        let Some(mut vm) = vm_locked(&mut transaction, new.migration.vm).await? else {
+            return Ok(Admission::Refused(Refused::UnknownVm));
+        };
+        if let Some(refused) = vm_refusal(&new.migration, &vm) {
+            return Ok(Admission::Refused(refused));
+        }
+        let event = match &new.grant {
+            Ok(grant) => {
+                if let Some(refused) = grant_refusal(&mut transaction, grant, &vm, now).await? {
+                    return Ok(Admission::Refused(refused));
+                }
+                Event::Granted { destination: grant.destination.clone() }
+            }
+            Err(note) => Event::NoRoom { at: now, note: note.clone() },
+        };
+        let entries = applied(&new.migration, event)?;
+        vm.claim = vm.claim.next();
+        vm.admission = Some(new.migration.id);
+        write_vm(&mut transaction, &vm, now).await?;
+        let row = admitted_row(new, &entries, vm.claim, now_us);
+        insert_row(&mut transaction, &row).await?;
+        opened(&mut transaction, &new.migration, now_us).await?;
+        log_entries(&mut transaction, new.migration.id, Seq::FIRST, &entries, now_us).await?;
+        keep_books(&mut transaction, &new.migration, &row, now).await?;
+        commit("admit a migration", transaction).await?;
+        Ok(Admission::Admitted(Box::new(row)))
+    }
+
+    /// Admits a queued migration to a destination that was found for it.
+    pub(super) async fn grant_queued(
+        &self,
+        before: &MigrationRow,
+        grant: &Grant,
+        now_us: u64,
+    ) -> Result<Granted, StoreError> {
+        let now = Timestamp(now_us / 1000);
+        let mut transaction = self.begin().await?;
+        let Some(known) = migration_locked(&mut transaction, before.migration.id).await? else {
+            return Ok(Granted::Raced);
+        };
+        if known.claim != before.claim || known.seq != before.seq {
+            return Ok(Granted::Raced);
+        }
+        let Some(vm) = vm_locked(&mut transaction, known.migration.vm).await? else {
+            return Ok(Granted::Refused(Refused::UnknownVm));
+        };
+        if let Some(refused) = grant_refusal(&mut transaction, grant, &vm, now).await? {
+            return Ok(Granted::Refused(refused));
+        }
+        let event = Event::Granted { destination: grant.destination.clone() };
+        let entries = applied(&known.migration, event)?;
+        let write = Write { before: &known, entries: &entries, notes: &known.notes, now_us };
+        let Some(row) = update_row(&mut transaction, &write).await? else {
+            return Ok(Granted::Raced);
+        };
+        log_entries(&mut transaction, known.migration.id, known.seq, &entries, now_us).await?;
+        keep_books(&mut transaction, &known.migration, &row, now).await?;
+        commit("admit a queued migration", transaction).await?;
+        Ok(Granted::Done(Box::new(row)))
+    }
+}
+
+/// Applies what the transaction decided; the machine refusing it is this planner's own bug.
+fn applied(migration: &Migration, event: Event) -> Result<Vec<Entry>, StoreError> {
+    migration.advance(event).map_err(|source| StoreError::Machine { source })
+}
+
+fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64) -> MigrationRow {
+    let mut seq = Seq::FIRST;
+    let mut migration = &new.migration;
+    for entry in entries {
+        seq = seq.next();
+        migration = &entry.after;
+    }
+    MigrationRow {
+        migration: migration.clone(),
+        vm_name: new.vm_name.clone(),
+        request: new.request.clone(),
+        claim,
+        seq,
+        lease_owner: None,
+        lease_until: Timestamp(0),
+        created_us: now_us,
+        updated_us: now_us,
+        ended_us: None,
+        notes: new.notes.clone(),
+    }
+}

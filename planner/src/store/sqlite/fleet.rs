@@ -1,0 +1,391 @@
+//! Hosts, VMs, cordons and reservations.
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Sqlite, Transaction};
+use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Timestamp, VmId};
+
+use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
+use super::{SqliteStore, commit};
+use crate::store::{Cordon, Defined, HostRow, Lost, Reservation, SavedHost, StoreError, VmRow};
+
+macro_rules! select_vm {
+    ($tail:literal) => {
+        concat!(
+            "SELECT id, name, host, power, generation, claim, admission, error, definition, \
+             resolved_machine, memory_bytes, cpu_milli FROM vms ",
+            $tail
+        )
+    };
+}
+
+fn vm_row(row: &SqliteRow) -> Result<VmRow, StoreError> {
+    let power: String = rows::get(row, "power")?;
+    let admission: Option<String> = rows::get(row, "admission")?;
+    Ok(VmRow {
+        id: vm_id(&rows::get::<String>(row, "id")?)?,
+        name: rows::get(row, "name")?,
+        host: rows::get::<Option<String>>(row, "host")?.as_deref().map(host_id).transpose()?,
+        power: PowerState::from_label(&power).ok_or_else(|| rows::corrupt("power", &power))?,
+        generation: Generation::from_stored(uint(row, "generation")?),
+        claim: Claim::from_stored(uint(row, "claim")?),
+        admission: admission.as_deref().map(admission_id).transpose()?,
+        error: rows::get(row, "error")?,
+        definition: rows::get(row, "definition")?,
+        resolved_machine: rows::get(row, "resolved_machine")?,
+        memory: Bytes(uint(row, "memory_bytes")?),
+        cpu: MilliCpu(uint(row, "cpu_milli")?),
+    })
+}
+
+fn reservation_row(row: &SqliteRow) -> Result<Reservation, StoreError> {
+    Ok(Reservation {
+        admission: admission_id(&rows::get::<String>(row, "admission")?)?,
+        host: host_id(&rows::get::<String>(row, "host")?)?,
+        vm: vm_id(&rows::get::<String>(row, "vm_id")?)?,
+        memory: Bytes(uint(row, "memory_bytes")?),
+        cpu: MilliCpu(uint(row, "cpu_milli")?),
+    })
+}
+
+/// Reads one VM under the write lock.
+pub(super) async fn vm_locked(
+    transaction: &mut Transaction<'static, Sqlite>,
+    vm: VmId,
+) -> Result<Option<VmRow>, StoreError> {
+    sqlx::query(select_vm!("WHERE id = $1"))
+        .bind(vm.to_string())
+        .fetch_optional(&mut **transaction)
+        .await
+        .map_err(sql("read a VM"))?
+        .as_ref()
+        .map(vm_row)
+        .transpose()
+}
+
+/// Reads the open reservations of one host under the write lock.
+pub(super) async fn reservations_locked(
+    transaction: &mut Transaction<'static, Sqlite>,
+    host: &HostId,
+) -> Result<Vec<Reservation>, StoreError> {
+    sqlx::query(
+        "SELECT admission, host, vm_id, memory_bytes, cpu_milli FROM reservations
+         WHERE host = $1 AND closed_ms IS NULL ORDER BY admission",
+    )
+    .bind(host.as_str())
+    .fetch_all(&mut **transaction)
+    .await
+    .map_err(sql("read reservations"))?
+    .iter()
+    .map(reservation_row)
+    .collect()
+}
+
+/// Says whether anyone holds the host back at `now`, under the write lock.
+pub(super) async fn cordoned_locked(
+    transaction: &mut Transaction<'static, Sqlite>,
+    host: &HostId,
+    now: Timestamp,
+) -> Result<bool, StoreError> {
+    let row = sqlx::query(
+        "SELECT 1 FROM cordons WHERE host = $1 AND (expires_ms IS NULL OR expires_ms > $2) LIMIT 1",
+    )
+    .bind(host.as_str())
+    .bind(int(now.value()))
+    .fetch_optional(&mut **transaction)
+    .await
+    .map_err(sql("read cordons"))?;
+    Ok(row.is_some())
+}
+
+/// Opens a reservation; opening it again changes nothing.
+pub(super) async fn reserve(
+    transaction: &mut Transaction<'static, Sqlite>,
+    reservation: &Reservation,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO reservations (admission, host, vm_id, memory_bytes, cpu_milli, opened_ms)
+         VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (admission, host) DO NOTHING",
+    )
+    .bind(reservation.admission.to_string())
+    .bind(reservation.host.as_str())
+    .bind(reservation.vm.to_string())
+    .bind(int(reservation.memory.value()))
+    .bind(int(reservation.cpu.value()))
+    .bind(int(now.value()))
+    .execute(&mut **transaction)
+    .await
+    .map_err(sql("reserve"))?;
+    Ok(())
+}
+
+/// Closes whatever an admission holds. What is closed stays closed as it was.
+pub(super) async fn close_reservations(
+    transaction: &mut Transaction<'static, Sqlite>,
+    admission: &str,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE reservations SET closed_ms = $2 WHERE admission = $1 AND closed_ms IS NULL",
+    )
+    .bind(admission)
+    .bind(int(now.value()))
+    .execute(&mut **transaction)
+    .await
+    .map_err(sql("close reservations"))?;
+    Ok(())
+}
+
+/// Writes a VM as it is now; the caller holds the write lock and has read it under it.
+pub(super) async fn write_vm(
+    transaction: &mut Transaction<'static, Sqlite>,
+    vm: &VmRow,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO vms (id, name, host, power, generation, claim, admission, error, definition,
+                          resolved_machine, memory_bytes, cpu_milli, updated_ms)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+         ON CONFLICT (id) DO UPDATE SET
+            name = excluded.name, host = excluded.host, power = excluded.power,
+            generation = excluded.generation, claim = excluded.claim,
+            admission = excluded.admission, error = excluded.error,
+            definition = excluded.definition, resolved_machine = excluded.resolved_machine,
+            memory_bytes = excluded.memory_bytes, cpu_milli = excluded.cpu_milli,
+            updated_ms = excluded.updated_ms
+         WHERE vms.generation <= excluded.generation AND vms.claim <= excluded.claim",
+    )
+    .bind(vm.id.to_string())
+    .bind(&vm.name)
+    .bind(vm.host.as_ref().map(HostId::as_str))
+    .bind(vm.power.label())
+    .bind(int(vm.generation.value()))
+    .bind(int(vm.claim.value()))
+    .bind(vm.admission.map(|id| id.to_string()))
+    .bind(&vm.error)
+    .bind(&vm.definition)
+    .bind(&vm.resolved_machine)
+    .bind(int(vm.memory.value()))
+    .bind(int(vm.cpu.value()))
+    .bind(int(now.value()))
+    .execute(&mut **transaction)
+    .await
+    .map_err(sql("write a VM"))?;
+    Ok(())
+}
+
+impl SqliteStore {
+    pub(super) async fn read_hosts(&self) -> Result<Vec<HostRow>, StoreError> {
+        sqlx::query(
+            "SELECT id, name, boot_id, agent_address, last_report_ms, declared_dead_ms
+             FROM hosts ORDER BY id",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(sql("read hosts"))?
+        .iter()
+        .map(|row| {
+            Ok(HostRow {
+                id: host_id(&rows::get::<String>(row, "id")?)?,
+                name: rows::get(row, "name")?,
+                boot_id: rows::get(row, "boot_id")?,
+                agent_address: rows::get(row, "agent_address")?,
+                last_report: Timestamp(uint(row, "last_report_ms")?),
+                declared_dead: optional_uint(row, "declared_dead_ms")?.map(Timestamp),
+            })
+        })
+        .collect()
+    }
+
+    pub(super) async fn write_host(&self, host: &HostRow) -> Result<SavedHost, StoreError> {
+        let mut transaction = self.begin().await?;
+        let other = sqlx::query("SELECT id FROM hosts WHERE name = $1 AND id <> $2")
+            .bind(&host.name)
+            .bind(host.id.as_str())
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(sql("read hosts"))?;
+        if let Some(row) = other {
+            return Ok(SavedHost::NameTaken { by: host_id(&rows::get::<String>(&row, "id")?)? });
+        }
+        sqlx::query(
+            "INSERT INTO hosts (id, name, boot_id, agent_address, last_report_ms)
+             VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT (id) DO UPDATE SET
+                name = excluded.name, boot_id = excluded.boot_id,
+                agent_address = excluded.agent_address, last_report_ms = excluded.last_report_ms",
+        )
+        .bind(host.id.as_str())
+        .bind(&host.name)
+        .bind(&host.boot_id)
+        .bind(&host.agent_address)
+        .bind(int(host.last_report.value()))
+        .execute(&mut *transaction)
+        .await
+        .map_err(sql("write a host"))?;
+        commit("write a host", transaction).await?;
+        Ok(SavedHost::Saved)
+    }
+
+    pub(super) async fn read_vms(&self) -> Result<Vec<VmRow>, StoreError> {
+        sqlx::query(select_vm!("ORDER BY name, id"))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(sql("read VMs"))?
+            .iter()
+            .map(vm_row)
+            .collect()
+    }
+
+    pub(super) async fn read_vm(&self, vm: VmId) -> Result<Option<VmRow>, StoreError> {
+        sqlx::query(select_vm!("WHERE id = $1"))
+            .bind(vm.to_string())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(sql("read a VM"))?
+            .as_ref()
+            .map(vm_row)
+            .transpose()
+    }
+
+    pub(super) async fn read_vms_named(&self, name: &str) -> Result<Vec<VmRow>, StoreError> {
+        sqlx::query(select_vm!("WHERE name = $1 ORDER BY id"))
+            .bind(name)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(sql("read VMs by name"))?
+            .iter()
+            .map(vm_row)
+            .collect()
+    }
+
+    pub(super) async fn insert_vm(
+        &self,
+        vm: &VmRow,
+        now: Timestamp,
+    ) -> Result<Defined, StoreError> {
+        let mut transaction = self.begin().await?;
+        let other = sqlx::query(select_vm!("WHERE id = $1 OR name = $2 LIMIT 1"))
+            .bind(vm.id.to_string())
+            .bind(&vm.name)
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(sql("read VMs"))?;
+        if let Some(row) = other {
+            return Ok(Defined::Taken(vm_row(&row)?));
+        }
+        write_vm(&mut transaction, vm, now).await?;
+        commit("define a VM", transaction).await?;
+        Ok(Defined::New)
+    }
+
+    pub(super) async fn insert_adopted(
+        &self,
+        vm: &VmRow,
+        now: Timestamp,
+    ) -> Result<Defined, StoreError> {
+        let mut transaction = self.begin().await?;
+        if let Some(known) = vm_locked(&mut transaction, vm.id).await? {
+            return Ok(Defined::Taken(known));
+        }
+        write_vm(&mut transaction, vm, now).await?;
+        commit("adopt a VM", transaction).await?;
+        Ok(Defined::New)
+    }
+
+    pub(super) async fn raise(
+        &self,
+        vm: VmId,
+        claim: Claim,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        sqlx::query("UPDATE vms SET claim = $2, updated_ms = $3 WHERE id = $1 AND claim < $2")
+            .bind(vm.to_string())
+            .bind(int(claim.value()))
+            .bind(int(now.value()))
+            .execute(&self.writer)
+            .await
+            .map_err(sql("raise a claim"))?;
+        Ok(())
+    }
+
+    pub(super) async fn lose(&self, lost: &Lost, now: Timestamp) -> Result<bool, StoreError> {
+        let result = sqlx::query(
+            "UPDATE vms SET power = 'lost', error = $4, updated_ms = $5
+             WHERE id = $1 AND host = $2 AND generation = $3
+               AND admission IS NULL AND power = 'running'",
+        )
+        .bind(lost.vm.to_string())
+        .bind(lost.host.as_str())
+        .bind(int(lost.generation.value()))
+        .bind(&lost.cause)
+        .bind(int(now.value()))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("mark a VM as lost"))?;
+        Ok(result.rows_affected() == 1)
+    }
+
+    pub(super) async fn read_reservations(&self) -> Result<Vec<Reservation>, StoreError> {
+        sqlx::query(
+            "SELECT admission, host, vm_id, memory_bytes, cpu_milli FROM reservations
+             WHERE closed_ms IS NULL ORDER BY host, admission",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(sql("read reservations"))?
+        .iter()
+        .map(reservation_row)
+        .collect()
+    }
+
+    pub(super) async fn read_cordons(&self, now: Timestamp) -> Result<Vec<Cordon>, StoreError> {
+        sqlx::query(
+            "SELECT host, owner, reason, since_ms, expires_ms FROM cordons
+             WHERE expires_ms IS NULL OR expires_ms > $1 ORDER BY host, owner",
+        )
+        .bind(int(now.value()))
+        .fetch_all(&self.readers)
+        .await
+        .map_err(sql("read cordons"))?
+        .iter()
+        .map(|row| {
+            Ok(Cordon {
+                host: host_id(&rows::get::<String>(row, "host")?)?,
+                owner: rows::get(row, "owner")?,
+                reason: rows::get(row, "reason")?,
+                since: Timestamp(uint(row, "since_ms")?),
+                expires: optional_uint(row, "expires_ms")?.map(Timestamp),
+            })
+        })
+        .collect()
+    }
+
+    pub(super) async fn write_cordon(&self, cordon: &Cordon) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO cordons (host, owner, reason, since_ms, expires_ms)
+             VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT (host, owner) DO UPDATE SET
+                reason = excluded.reason, expires_ms = excluded.expires_ms",
+        )
+        .bind(cordon.host.as_str())
+        .bind(&cordon.owner)
+        .bind(&cordon.reason)
+        .bind(int(cordon.since.value()))
+        .bind(cordon.expires.map(|at| int(at.value())))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("cordon a host"))?;
+        Ok(())
+    }
+
+    pub(super) async fn delete_cordon(&self, host: &HostId, owner: &str) -> Result<(), StoreError> {
+        sqlx::query("DELETE FROM cordons WHERE host = $1 AND owner = $2")
+            .bind(host.as_str())
+            .bind(owner)
+            .execute(&self.writer)
+            .await
+            .map_err(sql("uncordon a host"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! Starts and stops.
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Sqlite, Transaction};
+use vmferry_types::{Claim, Generation, MigrationId, PowerState, Seq, Timestamp};
+
+use super::fleet::{
+    close_reservations, cordoned_locked, reservations_locked, reserve, vm_locked, write_vm,
+};
+use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
+use super::{SqliteStore, commit};
+use crate::store::{
+    AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
+    Reservation, StoreError, VmRow,
+};
+
+macro_rules! select_power {
+    ($tail:literal) => {
+        concat!(
+            "SELECT id, request_id, vm_id, host, kind, state, generation, claim, seq, created_us, \
+             ended_us, record FROM power_actions ",
+            $tail
+        )
+    };
+}
+
+fn power_row(row: &SqliteRow) -> Result<PowerAction, StoreError> {
+    let kind: String = rows::get(row, "kind")?;
+    let state: String = rows::get(row, "state")?;
+    let record: String = rows::get(row, "record")?;
+    Ok(PowerAction {
+        id: admission_id(&rows::get::<String>(row, "id")?)?,
+        request: rows::get(row, "request_id")?,
+        vm: vm_id(&rows::get::<String>(row, "vm_id")?)?,
+        host: host_id(&rows::get::<String>(row, "host")?)?,
+        kind: PowerKind::from_label(&kind).ok_or_else(|| rows::corrupt("kind", &kind))?,
+        phase: PowerPhase::from_label(&state).ok_or_else(|| rows::corrupt("state", &state))?,
+        generation: Generation::from_stored(uint(row, "generation")?),
+        claim: Claim::from_stored(uint(row, "claim")?),
+        seq: Seq::from_stored(uint(row, "seq")?),
+        created_us: uint(row, "created_us")?,
+        ended_us: optional_uint(row, "ended_us")?,
+        record: serde_json::from_str(&record)
+            .map_err(|source| StoreError::Record { what: "power action", source })?,
+    })
+}
+
+async fn power_locked(
+    transaction: &mut Transaction<'static, Sqlite>,
+    id: MigrationId,
+) -> Result<Option<PowerAction>, StoreError> {
+    sqlx::query(select_power!("WHERE id = $1"))
+        .bind(id.to_string())
+        .fetch_optional(&mut **transaction)
+        .await
+        .map_err(sql("read a power action"))?
+        .as_ref()
+        .map(power_row)
+        .transpose()
+}
+
+/// Decides under the lock whether a VM may be started or stopped; `None` if it may.
+fn refusal(
+    new: &NewPower,
+    vm: &VmRow,
+    cordoned: bool,
+    reserved: &[Reservation],
+) -> Option<Refused> {
+    if let Some(admission) = vm.admission {
+        return Some(Refused::InFlight { admission });
+    }
+    match (new.kind, vm.power) {
+        (PowerKind::Start, PowerState::Stopped | PowerState::Lost)
+        | (PowerKind::Stop, PowerState::Running) => {}
+        (PowerKind::Start, power) | (PowerKind::Stop, power) => {
+            return Some(Refused::Power { power });
+        }
+    }
+    match new.kind {
+        PowerKind::Start if cordoned => Some(Refused::Cordoned { host: new.host.clone() }),
+        PowerKind::Start => new.room.check(reserved).err().map(|note| Refused::NoRoom { note }),
+        PowerKind::Stop if vm.host.as_ref() != Some(&new.host) => {
+            Some(Refused::Moved { host: vm.host.clone() })
+        }
+        PowerKind::Stop => None,
+    }
+}
+
+impl SqliteStore {
+    pub(super) async fn insert_power(
+        &self,
+        new: &NewPower,
+        now_us: u64,
+    ) -> Result<AdmitPower, StoreError> {
+        let now = Timestamp(now_us / 1000);
+        let mut transaction = self.begin().await?;
+        if let Some(request) = &new.request {
+            let known = sqlx::query(select_power!("WHERE request_id = $1"))
+                .bind(request)
+                .fetch_optional(&mut *transaction)
+                .await
+                .map_err(sql("read a power action"))?;
+            if let Some(row) = known {
+                return Ok(AdmitPower::Known(power_row(&row)?));
+            }
+        }
+        let Some(mut vm) = vm_locked(&mut transaction, new.vm).await? else {
+            return Ok(AdmitPower::Refused(Refused::UnknownVm));
+        };
+        let cordoned = cordoned_locked(&mut transaction, &new.host, now).await?;
+        let reserved = reservations_locked(&mut transaction, &new.host).await?;
+        if let Some(refused) = refusal(new, &vm, cordoned, &reserved) {
+            return Ok(AdmitPower::Refused(refused));
+        }
+        let record = PowerRecord {
+            how: new.how.clone(),
+            deadline_ms: new.deadline_ms,
+            power_before: vm.power.label().to_owned(),
+            host_before: vm.host.as_ref().map(ToString::to_string),
+            ..PowerRecord::default()
+        };
+        // A start elsewhere changes who may run the VM. That its last process is gone was proven
+        // when the row became `stopped` or `lost`: nothing else makes it so.
+        if new.kind == PowerKind::Start {
+            if vm.generation < Generation::FIRST {
+                vm.generation = Generation::FIRST;
+            } else if vm.host.as_ref().is_some_and(|host| *host != new.host) {
+                vm.generation = vm.generation.next();
+            }
+            vm.host = Some(new.host.clone());
+        }
+        vm.claim = vm.claim.next();
+        vm.admission = Some(new.id);
+        vm.error = String::new();
+        vm.power = new.kind.under_way();
+        write_vm(&mut transaction, &vm, now).await?;
+        let reservation = Reservation {
+            admission: new.id,
+            host: new.host.clone(),
+            vm: new.vm,
+            memory: new.memory,
+            cpu: new.cpu,
+        };
+        reserve(&mut transaction, &reservation, now).await?;
+        let action = PowerAction {
+            id: new.id,
+            request: new.request.clone(),
+            vm: new.vm,
+            host: new.host.clone(),
+            kind: new.kind,
+            phase: PowerPhase::Open,
+            generation: vm.generation,
+            claim: vm.claim,
+            seq: Seq::FIRST,
+            created_us: now_us,
+            ended_us: None,
+            record,
+        };
+        insert(&mut transaction, &action).await?;
+        commit("admit a power action", transaction).await?;
+        Ok(AdmitPower::Admitted(action))
+    }
+
+    pub(super) async fn read_power(
+        &self,
+        id: MigrationId,
+    ) -> Result<Option<PowerAction>, StoreError> {
+        sqlx::query(select_power!("WHERE id = $1"))
+            .bind(id.to_string())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(sql("read a power action"))?
+            .as_ref()
+            .map(power_row)
+            .transpose()
+    }
+
+    pub(super) async fn read_open_power(&self) -> Result<Vec<PowerAction>, StoreError> {
+        sqlx::query(select_power!("WHERE ended_us IS NULL ORDER BY created_us"))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(sql("read open power actions"))?
+            .iter()
+            .map(power_row)
+            .collect()
+    }
+
+    /// Takes the next claim for whoever drives an open action from now on.
+    pub(super) async fn claim_power_action(
+        &self,
+        id: MigrationId,
+        now: Timestamp,
+    ) -> Result<Option<PowerAction>, StoreError> {
+        let mut transaction = self.begin().await?;
+        let Some(mut action) = power_locked(&mut transaction, id).await? else {
+            return Ok(None);
+        };
+        if action.phase != PowerPhase::Open {
+            return Ok(None);
+        }
+        let Some(mut vm) = vm_locked(&mut transaction, action.vm).await? else {
+            return Ok(None);
+        };
+        vm.claim = vm.claim.max(action.claim).next();
+        action.claim = vm.claim;
+        action.seq = action.seq.next();
+        write_vm(&mut transaction, &vm, now).await?;
+        sqlx::query("UPDATE power_actions SET claim = $2, seq = $3 WHERE id = $1")
+            .bind(id.to_string())
+            .bind(int(action.claim.value()))
+            .bind(int(action.seq.value()))
+            .execute(&mut *transaction)
+            .await
+            .map_err(sql("claim a power action"))?;
+        commit("claim a power action", transaction).await?;
+        Ok(Some(action))
+    }
+
+    /// Ends an action and says what became of its VM, in one transaction.
+    pub(super) async fn end_power_action(
+        &self,
+        action: &PowerAction,
+        end: &Ends,
+        now_us: u64,
+    ) -> Result<Commit<()>, StoreError> {
+        let now = Timestamp(now_us / 1000);
+        let mut transaction = self.begin().await?;
+        let mut record = action.record.clone();
+        record.error.clone_from(&end.error);
+        record.gone.clone_from(&end.gone);
+        let text = serde_json::to_string(&record)
+            .map_err(|source| StoreError::Record { what: "power action", source })?;
+        let result = sqlx::query(
+            "UPDATE power_actions SET state = $4, seq = seq + 1, ended_us = $5, record = $6
+             WHERE id = $1 AND claim = $2 AND seq = $3 AND ended_us IS NULL",
+        )
+        .bind(action.id.to_string())
+        .bind(int(action.claim.value()))
+        .bind(int(action.seq.value()))
+        .bind(end.phase.label())
+        .bind(int(now_us))
+        .bind(text)
+        .execute(&mut *transaction)
+        .await
+        .map_err(sql("end a power action"))?;
+        if result.rows_affected() != 1 {
+            return Ok(Commit::Raced);
+        }
+        let Some(mut vm) = vm_locked(&mut transaction, action.vm).await? else {
+            return Ok(Commit::Raced);
+        };
+        vm.admission = None;
+        vm.power = end.power;
+        vm.error.clone_from(&end.error);
+        if !end.resolved_machine.is_empty() {
+            vm.resolved_machine.clone_from(&end.resolved_machine);
+        }
+        write_vm(&mut transaction, &vm, now).await?;
+        close_reservations(&mut transaction, &action.id.to_string(), now).await?;
+        commit("end a power action", transaction).await?;
+        Ok(Commit::Done(()))
+    }
+}
+
+async fn insert(
+    transaction: &mut Transaction<'static, Sqlite>,
+    action: &PowerAction,
+) -> Result<(), StoreError> {
+    let record = serde_json::to_string(&action.record)
+        .map_err(|source| StoreError::Record { what: "power action", source })?;
+    sqlx::query(
+        "INSERT INTO power_actions (id, request_id, vm_id, host, kind, state, generation, claim,
+                                    seq, lease_until_ms, created_us, record)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, $11)",
+    )
+    .bind(action.id.to_string())
+    .bind(&action.request)
+    .bind(action.vm.to_string())
+    .bind(action.host.as_str())
+    .bind(action.kind.label())
+    .bind(action.phase.label())
+    .bind(int(action.generation.value()))
+    .bind(int(action.claim.value()))
+    .bind(int(action.seq.value()))
+    .bind(int(action.created_us))
+    .bind(record)
+    .execute(&mut **transaction)
+    .await
+    .map_err(sql("admit a power action"))?;
+    Ok(())
+}
