@@ -1,9 +1,8 @@
 //! What the planner decides, without doing any of it.
 //!
 //! [`migration`] is the durable state machine of one migration, [`evidence`] reads what the two
-//! agents say into its events, [`placement`] says where a VM should go by the figures of
-//! [`capacity`], [`maintenance`] plans how a host is emptied, and [`stuck`] names what an
-//! unfinished migration waits for.
+//! agents say into its events, and [`placement`] says where a VM should go by the figures of
+//! [`capacity`] over a [`fleet`].
 //!
 //! With the feature `serde`, everything a store keeps can be serialised: ids as text, counters and
 //! quantities as numbers, enums by their snake-case names.
@@ -12,7 +11,10 @@
 
 #![warn(missing_docs)]
 
+pub mod capacity;
 pub mod evidence;
+pub mod fleet;
 pub mod migration;
+pub mod placement;
 #[cfg(feature = "serde")]
 mod record;

@@ -38,7 +38,8 @@ impl Migration {
     /// Returns what the store must hold true beside the row.
     #[must_use]
     pub fn books(&self) -> Books {
-        let both = |destination: &HostId| BTreeSet::from([self.source.clone(), destination.clone()]);
+        let both =
+            |destination: &HostId| BTreeSet::from([self.source.clone(), destination.clone()]);
         match &self.phase {
             Phase::Queued { .. } => Books {
                 host: self.source.clone(),

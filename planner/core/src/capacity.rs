@@ -1,0 +1,174 @@
+//! How much of a host is left.
+//!
+//! ```text
+//! observed  = total − available
+//! committed = Σ over VMs in (reported ∪ reserved) of the worst figure known of each
+//! free      = total − reserve − max(observed, committed), not below zero
+//! ```
+//!
+//! The union is by VM, so one that is both reported and reserved counts once. CPU has no observed
+//! figure. An exact fit fits.
+
+use std::collections::BTreeMap;
+
+use vmferry_types::{Bytes, MilliCpu, Role, VmId};
+
+use crate::fleet::{Demand, Host, Policy, Report, VmUse};
+
+/// The figures of one host that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    /// The host's memory.
+    pub total_memory: Bytes,
+    /// What of it is kept for what is not VMs.
+    pub reserve_memory: Bytes,
+    /// What is in use, by the host's own word.
+    pub observed_memory: Bytes,
+    /// What is promised to VMs.
+    pub committed_memory: Bytes,
+    /// What of the promises is reserved and not yet reported.
+    pub reserved_memory: Bytes,
+    /// What may still be promised.
+    pub free_memory: Bytes,
+    /// What is available now, by the host's own word.
+    pub available_memory: Bytes,
+    /// The host's CPU.
+    pub total_cpu: MilliCpu,
+    /// What of it may be promised, overcommit and reserve included.
+    pub usable_cpu: MilliCpu,
+    /// What is promised to VMs.
+    pub committed_cpu: MilliCpu,
+    /// What may still be promised.
+    pub free_cpu: MilliCpu,
+}
+
+/// Says why a host's figures cannot be used: it fails closed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Unreadable {
+    /// It never sent a report.
+    #[error("it has never reported")]
+    NeverReported,
+    /// The agent says so.
+    #[error("its agent says: {why}")]
+    Journal {
+        /// The agent's words.
+        why: String,
+    },
+    /// Zero memory: a host that has not found out yet.
+    #[error("unreadable: total memory 0")]
+    NoMemory,
+    /// More available than there is.
+    #[error("unreadable: {available} available of {total}")]
+    MoreAvailableThanTotal {
+        /// What it says is available.
+        available: Bytes,
+        /// What it says there is.
+        total: Bytes,
+    },
+    /// It could not list its VMs.
+    #[error("unreadable: its list of VMs was not answered")]
+    VmsUnanswered,
+}
+
+/// Returns the figures of a host.
+///
+/// # Errors
+///
+/// Says why they cannot be read.
+pub fn figures(host: &Host, policy: &Policy) -> Result<Figures, Unreadable> {
+    figures_without(host, policy, None)
+}
+
+/// Returns the figures of a host as if it had nothing of one VM: what is left for that VM there.
+pub(crate) fn figures_without(
+    host: &Host,
+    policy: &Policy,
+    without: Option<VmId>,
+) -> Result<Figures, Unreadable> {
+    let report = host.report.as_ref().ok_or(Unreadable::NeverReported)?;
+    let vms = readable(report)?;
+    let claims = claims(vms, &host.reservations, without);
+    let committed = sum(claims.values());
+    let reserved =
+        sum(claims.iter().filter(|(vm, _)| !vms.get(vm).is_some_and(takes_memory)).map(|(_, d)| d));
+    let reserve_memory = Bytes(policy.reserve_memory.of_rounded_up(report.total_memory.value()));
+    let observed_memory = report.total_memory.less(report.available_memory);
+    let used = observed_memory.max(committed.memory);
+    let usable_cpu = usable_cpu(report.total_cpu, policy);
+    Ok(Figures {
+        total_memory: report.total_memory,
+        reserve_memory,
+        observed_memory,
+        committed_memory: committed.memory,
+        reserved_memory: reserved.memory,
+        free_memory: report.total_memory.less(reserve_memory).less(used),
+        available_memory: report.available_memory,
+        total_cpu: report.total_cpu,
+        usable_cpu,
+        committed_cpu: committed.cpu,
+        free_cpu: usable_cpu.less(committed.cpu),
+    })
+}
+
+/// Returns the report's VMs if the report can be believed.
+fn readable(report: &Report) -> Result<&BTreeMap<VmId, VmUse>, Unreadable> {
+    if let Some(why) = &report.unreadable {
+        return Err(Unreadable::Journal { why: why.clone() });
+    }
+    if report.total_memory == Bytes::ZERO {
+        return Err(Unreadable::NoMemory);
+    }
+    if report.available_memory > report.total_memory {
+        return Err(Unreadable::MoreAvailableThanTotal {
+            available: report.available_memory,
+            total: report.total_memory,
+        });
+    }
+    report.vms.as_ref().ok_or(Unreadable::VmsUnanswered)
+}
+
+/// Returns what each VM is promised: reported or reserved, once, by its worst figure.
+fn claims(
+    vms: &BTreeMap<VmId, VmUse>,
+    reservations: &BTreeMap<VmId, Demand>,
+    without: Option<VmId>,
+) -> BTreeMap<VmId, Demand> {
+    let mut claims: BTreeMap<VmId, Demand> = vms
+        .iter()
+        .filter(|(_, vm)| takes_memory(vm))
+        .map(|(id, vm)| (*id, Demand::of(vm.configured, vm.observed, vm.cpu)))
+        .collect();
+    for (id, reserved) in reservations {
+        // A reservation is also told the size that a stopped VM of the report would have.
+        let reported = vms.get(id).map(|vm| Demand::of(vm.configured, vm.observed, vm.cpu));
+        let claim = claims.entry(*id).or_default();
+        *claim = claim.worst(*reserved).worst(reported.unwrap_or_default());
+    }
+    if let Some(vm) = without {
+        claims.remove(&vm);
+    }
+    claims
+}
+
+/// Says whether a reported VM has a QEMU process, and so takes memory.
+const fn takes_memory(vm: &VmUse) -> bool {
+    match vm.role {
+        Role::Running | Role::Held | Role::Receiver => true,
+        Role::Absent | Role::Stopped => false,
+    }
+}
+
+/// Returns the CPU that may be promised.
+fn usable_cpu(total: MilliCpu, policy: &Policy) -> MilliCpu {
+    let reserve = policy.reserve_cpu.of_rounded_up(total.value());
+    let left = u128::from(total.value().saturating_sub(reserve));
+    let usable = left * u128::from(policy.cpu_overcommit_percent) / 100;
+    MilliCpu(u64::try_from(usable).unwrap_or(u64::MAX))
+}
+
+fn sum<'a>(demands: impl Iterator<Item = &'a Demand>) -> Demand {
+    demands.fold(Demand::default(), |sum, one| Demand {
+        memory: sum.memory.plus(one.memory),
+        cpu: sum.cpu.plus(one.cpu),
+    })
+}

@@ -1,0 +1,90 @@
+//! What rules a host out, apart from room.
+
+use std::collections::BTreeSet;
+
+use crate::capacity::figures;
+use crate::fleet::{Availability, Fleet, Host, Lifecycle};
+use crate::placement::{Reason, Request};
+
+/// Returns why operators do not want the host to take placements.
+pub(super) fn operators_word(host: &Host) -> Vec<Reason> {
+    let mut reasons: Vec<Reason> =
+        host.policy.cordons.iter().cloned().map(Reason::Cordoned).collect();
+    match host.policy.lifecycle {
+        Lifecycle::Active => {}
+        Lifecycle::Draining => reasons.push(Reason::Draining),
+        Lifecycle::Maintenance => reasons.push(Reason::InMaintenance),
+        Lifecycle::Retired => reasons.push(Reason::Retired),
+    }
+    reasons
+}
+
+/// Returns why what the host says cannot be counted on.
+pub(super) fn readable(fleet: &Fleet, host: &Host) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    match host.availability {
+        Availability::Connected => {}
+        Availability::Learning => reasons.push(Reason::Learning),
+        Availability::Disconnected => reasons.push(Reason::NotConnected),
+    }
+    if let Some(report) = &host.report {
+        let age = fleet.now.since(report.at);
+        if age > fleet.policy.report_max_age {
+            reasons.push(Reason::StaleReport { age, max: fleet.policy.report_max_age });
+        }
+    }
+    if let Err(why) = figures(host, &fleet.policy) {
+        reasons.push(Reason::Unreadable(why));
+    }
+    reasons
+}
+
+/// Returns what the VM needs and the host will not have by waiting.
+///
+/// What only a report can say is held against a host only once it reported: unknown is not unable.
+pub(super) fn capable(host: &Host, request: &Request) -> Vec<Reason> {
+    let needs = &request.needs;
+    let mut reasons = Vec::new();
+    if request.source.as_ref() == Some(&host.id) {
+        reasons.push(Reason::SameHost);
+    }
+    if let Some(cluster) = needs.cluster.as_ref().filter(|wanted| **wanted != host.policy.cluster) {
+        reasons.push(Reason::OtherCluster {
+            wanted: cluster.clone(),
+            is: host.policy.cluster.clone(),
+        });
+    }
+    if let Some(pin) = needs.pin.as_ref().filter(|pin| **pin != host.id) {
+        reasons.push(Reason::Pinned { to: pin.clone() });
+    }
+    for (key, value) in &needs.required_labels {
+        if host.policy.labels.get(key) != Some(value) {
+            reasons.push(Reason::LabelMissing { key: key.clone(), value: value.clone() });
+        }
+    }
+    let Some(report) = host.report.as_ref().filter(|report| report.unreadable.is_none()) else {
+        return reasons;
+    };
+    let has = &report.capabilities;
+    if let Some(wanted) = needs.architecture.as_ref().filter(|a| **a != has.architecture) {
+        reasons.push(Reason::Architecture { wanted: wanted.clone() });
+    }
+    if let Some(wanted) = missing(needs.accelerator.as_ref(), &has.accelerators) {
+        reasons.push(Reason::Accelerator { wanted });
+    }
+    if let Some(wanted) = missing(needs.machine_type.as_ref(), &has.machine_types) {
+        reasons.push(Reason::MachineType { wanted });
+    }
+    if let Some(wanted) = missing(needs.cpu_model.as_ref(), &has.cpu_models) {
+        reasons.push(Reason::CpuModel { wanted });
+    }
+    for wanted in needs.bridges.difference(&has.bridges) {
+        reasons.push(Reason::Bridge { wanted: wanted.clone() });
+    }
+    reasons
+}
+
+/// Returns what is wanted and not there.
+fn missing(wanted: Option<&String>, there: &BTreeSet<String>) -> Option<String> {
+    wanted.filter(|wanted| !there.contains(*wanted)).cloned()
+}
