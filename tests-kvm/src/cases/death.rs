@@ -1,0 +1,131 @@
+//! QEMU processes that die during a migration: every cell of the design's table.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::cancel::start_endless;
+use super::{Case, MOVE_BOUND, Note, POINT_BOUND, Tier, move_vm, request, settle};
+use crate::client::{End, move_to};
+use crate::cluster::{Cluster, GuestVm};
+use crate::guest::GuestSpec;
+use crate::proof::qemu_processes;
+
+/// Which QEMU process dies.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Source,
+    Receiver,
+}
+
+impl Victim {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Receiver => "receiver",
+        }
+    }
+
+    const fn host(self) -> &'static str {
+        match self {
+            Self::Source => "a",
+            Self::Receiver => "b",
+        }
+    }
+}
+
+/// When it dies: while the planner waits at a fault point.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    label: &'static str,
+    point: &'static str,
+}
+
+const CAPTURED: Moment = Moment { label: "captured", point: "before_commit.captured" };
+const RESTORED: Moment = Moment { label: "restored", point: "before_commit.restored" };
+const COMMITTED: Moment = Moment { label: "committed", point: "after_commit.committed" };
+const ATTACHED: Moment = Moment { label: "attached", point: "after_commit.attached" };
+
+pub(super) fn cases() -> Vec<Case> {
+    let copying = [(Victim::Receiver, End::Aborted), (Victim::Source, End::Failed)];
+    let moments = [
+        (Victim::Receiver, CAPTURED, End::Aborted),
+        (Victim::Receiver, RESTORED, End::Aborted),
+        (Victim::Receiver, COMMITTED, End::Aborted),
+        (Victim::Receiver, ATTACHED, End::Failed),
+        (Victim::Source, CAPTURED, End::Failed),
+        (Victim::Source, RESTORED, End::Done),
+        (Victim::Source, COMMITTED, End::Done),
+        (Victim::Source, ATTACHED, End::Done),
+    ];
+    let copying = copying.map(|(victim, end)| {
+        let name = format!("{}-dies-while-copying-is-{}", victim.label(), end.phase());
+        Case::new(name, Tier::Subset, move |cluster| Box::pin(while_copying(cluster, victim, end)))
+    });
+    let moments = moments.map(|(victim, moment, end)| {
+        let name = format!("{}-dies-at-{}-is-{}", victim.label(), moment.label, end.phase());
+        Case::new(name, Tier::Subset, move |cluster| Box::pin(at(cluster, victim, moment, end)))
+    });
+    copying.into_iter().chain(moments).collect()
+}
+
+/// Kills the QEMU process of a VM on a host, as the kernel's memory killer would.
+fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
+    let uuid = vm.uuid.to_string();
+    let found = qemu_processes(cluster.lab, [host])?;
+    let process = found.iter().find(|process| process.uuid == uuid);
+    let process = process.with_context(|| format!("no QEMU process of {} on {host}", vm.name))?;
+    kill(Pid::from_raw(process.pid), Signal::SIGKILL)
+        .with_context(|| format!("kill {}", process.pid))
+}
+
+async fn while_copying(cluster: &mut Cluster<'_>, victim: Victim, end: End) -> Result<Note> {
+    let vm = cluster.start_vm(&GuestSpec::rom("mortal"), "a").await?;
+    let migration = start_endless(cluster, &vm).await?;
+    kill_qemu(cluster, &vm, victim.host())?;
+    conclude(cluster, &vm, &migration.id, end).await
+}
+
+async fn at(cluster: &mut Cluster<'_>, victim: Victim, moment: Moment, end: End) -> Result<Note> {
+    let vm = cluster.start_vm(&GuestSpec::rom("mortal"), "a").await?;
+    cluster.planner_faults.hold(moment.point)?;
+    let migration = request(cluster, &move_to(&vm, "b")).await?;
+    cluster.planner_faults.wait_reached(moment.point, POINT_BOUND).await?;
+    kill_qemu(cluster, &vm, victim.host())?;
+    cluster.planner_faults.release(moment.point)?;
+    conclude(cluster, &vm, &migration.id, end).await
+}
+
+async fn conclude(cluster: &mut Cluster<'_>, vm: &GuestVm, id: &str, end: End) -> Result<Note> {
+    let migration = settle(cluster, vm, id, end).await?;
+    match end {
+        End::Done => {}
+        // A guest that stayed can be moved as if nothing had been.
+        End::Aborted => {
+            if migration.state != "failed" {
+                bail!("nobody asked for it, but the state is {}", migration.state);
+            }
+            move_vm(cluster, vm, "b").await?;
+        }
+        End::Failed => expect_lost(cluster, vm).await?,
+    }
+    Ok(migration.error)
+}
+
+/// Proves that a lost guest is reported as lost and was not started anywhere.
+async fn expect_lost(cluster: &Cluster<'_>, vm: &GuestVm) -> Result<()> {
+    let lost = cluster.clients.wait_vm(vm, MOVE_BOUND, |seen| seen.power == "lost").await?;
+    if lost.error.is_empty() {
+        bail!("{} is lost without a cause", vm.name);
+    }
+    crate::proof::expect_processes(cluster.lab, &cluster.host_names(), &[]).await?;
+    let printed = vm.serial.history().ticks.len();
+    vm.serial.wait_still(Duration::from_millis(500), MOVE_BOUND).await?;
+    cluster.expect_one_guest(vm)?;
+    if vm.serial.history().ticks.len() < printed {
+        bail!("the guest's history shrank");
+    }
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! Asking planner and agents, from the management network.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use uuid::Uuid;
+use vmferry_proto::v1::agent_client::AgentClient;
+use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_proto::v1::{
+    CancelMigrationRequest, GetMigrationRequest, GetVmRequest, Host, ListHostsRequest,
+    ListMigrationsRequest, ListVmsRequest, MigrateVmRequest, Migration, ObserveRequest, Vm,
+    VmObservation,
+};
+
+use crate::cluster::GuestVm;
+use crate::lab::{PLANNER_ADDRESS, host_address};
+use crate::wait::{Holds, Level, wait_for};
+
+/// How a migration ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest is on the destination.
+    Done,
+    /// The guest stayed.
+    Aborted,
+    /// The guest is lost.
+    Failed,
+}
+
+impl End {
+    /// Returns the phase that says so.
+    #[must_use]
+    pub const fn phase(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Aborted => "aborted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Clients of the planner and of each agent. They connect when used, and again after a restart.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    planner: PlannerClient<Channel>,
+    agents: BTreeMap<String, AgentClient<Channel>>,
+}
+
+impl Clients {
+    /// Prepares clients; nothing is connected yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an address is none.
+    pub fn new(hosts: &[&'static str]) -> Result<Self> {
+        let channel = |address: String| -> Result<Channel> {
+            let endpoint = Endpoint::from_shared(address).context("read the address")?;
+            Ok(endpoint
+                .connect_timeout(Duration::from_secs(1))
+                .timeout(Duration::from_secs(30))
+                .connect_lazy())
+        };
+        let mut agents = BTreeMap::new();
+        for host in hosts {
+            let agent = channel(format!("http://{}:9097", host_address(host)))?;
+            agents.insert((*host).to_owned(), AgentClient::new(agent));
+        }
+        Ok(Self {
+            planner: PlannerClient::new(channel(format!("http://{PLANNER_ADDRESS}:9096"))?),
+            agents,
+        })
+    }
+
+    /// Returns a client of the planner.
+    #[must_use]
+    pub fn planner(&self) -> PlannerClient<Channel> {
+        self.planner.clone()
+    }
+
+    /// Returns a client of a host's agent.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the case has no such host.
+    pub fn agent(&self, host: &str) -> Result<AgentClient<Channel>> {
+        self.agents.get(host).cloned().with_context(|| format!("the case has no host {host}"))
+    }
+
+    /// Lists the hosts.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the planner does not answer.
+    pub async fn hosts(&self) -> Result<Vec<Host>> {
+        Ok(self
+            .planner()
+            .list_hosts(ListHostsRequest {})
+            .await
+            .context("list hosts")?
+            .into_inner()
+            .hosts)
+    }
+
+    /// Lists the VMs.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the planner does not answer.
+    pub async fn vms(&self) -> Result<Vec<Vm>> {
+        let request = ListVmsRequest { host: String::new() };
+        Ok(self.planner().list_vms(request).await.context("list VMs")?.into_inner().vms)
+    }
+
+    /// Asks for a migration.
+    ///
+    /// # Errors
+    ///
+    /// Returns the planner's refusal.
+    pub async fn migrate(&self, request: &MigrateVmRequest) -> Result<Migration, Status> {
+        Ok(self.planner().migrate_vm(request.clone()).await?.into_inner())
+    }
+
+    /// Asks for a migration until the planner answers: it may be killed and started again meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Fails with its refusal, or if it never answers.
+    pub async fn migrate_until_answered(&self, request: &MigrateVmRequest) -> Result<Migration> {
+        wait_for("the planner to take the migration", Duration::from_secs(15), || async {
+            match self.migrate(request).await {
+                Ok(migration) => Ok(Level::Reached(migration)),
+                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+    }
+
+    /// Asks for a migration to be called back.
+    ///
+    /// # Errors
+    ///
+    /// Returns the planner's refusal.
+    pub async fn cancel(&self, id: &str) -> Result<Migration, Status> {
+        Ok(self
+            .planner()
+            .cancel_migration(CancelMigrationRequest { id: id.to_owned() })
+            .await?
+            .into_inner())
+    }
+
+    /// Waits until a migration is as `wanted`. A planner that is away is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the migration as it was last seen.
+    pub async fn wait_migration(
+        &self,
+        id: &str,
+        what: &str,
+        bound: Duration,
+        wanted: impl Fn(&Migration) -> bool,
+    ) -> Result<Migration> {
+        wait_for(format_args!("migration {id} {what}"), bound, || async {
+            match self.planner().get_migration(GetMigrationRequest { id: id.to_owned() }).await {
+                Ok(reply) => {
+                    let migration = reply.into_inner();
+                    let found = wanted(&migration).then(|| migration.clone());
+                    Ok(Level::from_option(found, || describe(&migration)))
+                }
+                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+    }
+
+    /// Waits until a migration is over and fails unless it ended so.
+    ///
+    /// # Errors
+    ///
+    /// Fails with how it ended instead, or where it stands.
+    pub async fn expect_end(&self, id: &str, end: End, bound: Duration) -> Result<Migration> {
+        let over = |m: &Migration| matches!(m.phase.as_str(), "done" | "aborted" | "failed");
+        let migration = self.wait_migration(id, "to end", bound, over).await?;
+        if migration.phase != end.phase() {
+            bail!("the migration should end as {}: {}", end.phase(), describe(&migration));
+        }
+        if end != End::Done && migration.error.is_empty() {
+            bail!("the migration ended without a cause: {}", describe(&migration));
+        }
+        Ok(migration)
+    }
+
+    /// Waits until the planner sees a VM as `wanted`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with how it was last seen.
+    pub async fn wait_vm(
+        &self,
+        vm: &GuestVm,
+        bound: Duration,
+        wanted: impl Fn(&Vm) -> bool,
+    ) -> Result<Vm> {
+        wait_for(format_args!("the planner to see {} as expected", vm.name), bound, || async {
+            match self.planner().get_vm(GetVmRequest { vm: vm.uuid.to_string() }).await {
+                Ok(reply) => {
+                    let seen = reply.into_inner();
+                    let found = wanted(&seen).then(|| seen.clone());
+                    Ok(Level::from_option(found, || {
+                        format!(
+                            "{} on {:?}, generation {}, {:?}",
+                            seen.power, seen.host, seen.generation, seen.error
+                        )
+                    }))
+                }
+                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+    }
+
+    /// Waits until an agent observes a VM as `wanted`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with how it was last observed.
+    pub async fn wait_observation(
+        &self,
+        host: &str,
+        vm: &GuestVm,
+        bound: Duration,
+        wanted: impl Fn(&VmObservation) -> bool,
+    ) -> Result<VmObservation> {
+        let agent = self.agent(host)?;
+        wait_for(format_args!("agent {host} to see {} as expected", vm.name), bound, || async {
+            let request = ObserveRequest { vm_id: vm.uuid.to_string(), claim: 0 };
+            match agent.clone().observe(request).await {
+                Ok(reply) => {
+                    let seen = reply.into_inner();
+                    let found = wanted(&seen).then(|| seen.clone());
+                    Ok(Level::from_option(found, || {
+                        format!(
+                            "role {:?}, run state {:?}, trouble {:?}",
+                            seen.role, seen.run_state, seen.trouble
+                        )
+                    }))
+                }
+                // A host that never saw the VM has nothing of it.
+                Err(status) if status.code() == Code::NotFound => {
+                    let nothing =
+                        VmObservation { role: "absent".to_owned(), ..VmObservation::default() };
+                    let found = wanted(&nothing).then(|| nothing.clone());
+                    Ok(Level::from_option(found, || status.to_string()))
+                }
+                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) => Err(status.into()),
+            }
+        })
+        .await
+    }
+
+    /// Waits until no migration is open and nothing is reserved.
+    ///
+    /// # Errors
+    ///
+    /// Fails with what is.
+    pub async fn expect_nothing_open(&self, bound: Duration) -> Result<()> {
+        wait_for("no open migration and no reservation", bound, || async {
+            let request = ListMigrationsRequest { open: true, ..ListMigrationsRequest::default() };
+            let open = match self.planner().list_migrations(request).await {
+                Ok(reply) => reply.into_inner().migrations,
+                Err(status) if is_away(&status) => return Ok(Level::NotYet(status.to_string())),
+                Err(status) => return Err(status.into()),
+            };
+            let hosts = self.hosts().await?;
+            let reserved: Vec<_> =
+                hosts.iter().filter(|h| h.reserved_memory_bytes > 0).map(|h| &h.id).collect();
+            let clean = open.is_empty() && reserved.is_empty();
+            Ok(Level::from_condition(Holds::from(clean), || {
+                let open: Vec<_> = open.iter().map(describe).collect();
+                format!("open {open:?}, reservations on {reserved:?}")
+            }))
+        })
+        .await
+    }
+}
+
+/// Prepares a request to move a VM to a host.
+#[must_use]
+pub fn move_to(vm: &GuestVm, host: &str) -> MigrateVmRequest {
+    MigrateVmRequest {
+        vm_name: vm.name.clone(),
+        target_host: host.to_owned(),
+        migration_type: "live".to_owned(),
+        request_id: Uuid::new_v4().to_string(),
+        ..MigrateVmRequest::default()
+    }
+}
+
+/// Says whether a call failed because its daemon is away or only coming up.
+fn is_away(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown => true,
+        Code::Ok
+        | Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss
+        | Code::Unauthenticated => false,
+    }
+}
+
+/// Says in one line where a migration stands.
+#[must_use]
+pub fn describe(migration: &Migration) -> String {
+    let log: Vec<_> =
+        migration.log.iter().map(|entry| format!("{}>{}", entry.event, entry.phase)).collect();
+    let stuck = migration
+        .stuck
+        .as_ref()
+        .map(|s| format!("; stuck: {}, waits for {}", s.cause, s.waits_for));
+    format!(
+        "{} ({}) {} → {}, error {:?}{}, log {log:?}",
+        migration.phase,
+        migration.state,
+        migration.source_host,
+        migration.target_host,
+        migration.error,
+        stuck.unwrap_or_default()
+    )
+}

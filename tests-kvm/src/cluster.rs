@@ -1,0 +1,400 @@
+//! The hosts and the planner of one case: fresh state, the built binaries, and
+//! what a case does with them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::process::Command;
+use uuid::Uuid;
+use vmferry_proto::v1::{StartVmRequest, StopVmRequest};
+
+use crate::accel::Accelerator;
+use crate::client::Clients;
+use crate::daemon::Daemon;
+use crate::faults::Faults;
+use crate::guest::{GuestKind, GuestSpec};
+use crate::lab::{Lab, PLANNER_ADDRESS, host_address};
+use crate::proof;
+use crate::serial::Serial;
+use crate::wait::{Holds, Level, wait_for};
+
+/// How long a daemon may take until it answers.
+const READY_BOUND: Duration = Duration::from_secs(15);
+
+/// How long a guest may take to say its first words, by far enough.
+const BOOT_BOUND: Duration = Duration::from_secs(30);
+
+/// Where the built programs and guests are, and how guests are run.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    /// Holds `vmferry-agent`, `vmferry-planner` and `vmferry`.
+    pub binaries: PathBuf,
+    /// Holds what `scripts/guest-image` built.
+    pub guests: PathBuf,
+    /// The accelerator of each kind of guest that was tried.
+    pub accelerators: BTreeMap<GuestKind, Accelerator>,
+}
+
+/// One host of a case.
+#[derive(Debug)]
+pub struct Host {
+    /// Its agent.
+    pub agent: Daemon,
+    /// The agent's fault points.
+    pub faults: Faults,
+    run_dir: PathBuf,
+}
+
+/// A VM of a case.
+#[derive(Debug)]
+pub struct GuestVm {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub uuid: Uuid,
+    /// What it was made of.
+    pub spec: GuestSpec,
+    /// What its guest printed.
+    pub serial: Serial,
+}
+
+/// Hosts, planner and VMs of one case.
+#[derive(Debug)]
+pub struct Cluster<'l> {
+    /// The machines.
+    pub lab: &'l Lab,
+    /// Programs and guests.
+    pub artifacts: &'l Artifacts,
+    /// Clients of planner and agents.
+    pub clients: Clients,
+    /// The planner.
+    pub planner: Daemon,
+    /// The planner's fault points.
+    pub planner_faults: Faults,
+    hosts: BTreeMap<&'static str, Host>,
+    vms: Vec<Arc<GuestVm>>,
+    dir: PathBuf,
+}
+
+impl<'l> Cluster<'l> {
+    /// Writes the configurations below `dir` and starts planner and agents; returns when the planner
+    /// would place a VM on each host.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a daemon does not come up.
+    pub async fn start(
+        lab: &'l Lab,
+        artifacts: &'l Artifacts,
+        dir: &Path,
+        hosts: &[&'static str],
+    ) -> Result<Self> {
+        for sub in ["log", "disk"] {
+            fs::create_dir_all(dir.join(sub))
+                .with_context(|| format!("create {}/{sub}", dir.display()))?;
+        }
+        let planner_faults = Faults::new(&dir.join("pl/f"))?;
+        let planner = planner(lab, artifacts, dir)?;
+        let mut made = BTreeMap::new();
+        for host in hosts {
+            made.insert(*host, agent(lab, artifacts, dir, host)?);
+        }
+        let clients = Clients::new(hosts)?;
+        let mut cluster = Self {
+            lab,
+            artifacts,
+            clients,
+            planner,
+            planner_faults,
+            hosts: made,
+            vms: Vec::new(),
+            dir: dir.to_owned(),
+        };
+        cluster.planner.start()?;
+        for host in cluster.hosts.values_mut() {
+            host.agent.start()?;
+        }
+        cluster.wait_ready().await?;
+        Ok(cluster)
+    }
+
+    /// Returns a host.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the case has no such host.
+    pub fn host(&mut self, name: &str) -> Result<&mut Host> {
+        self.hosts.get_mut(name).with_context(|| format!("the case has no host {name}"))
+    }
+
+    /// Returns the names of the hosts.
+    #[must_use]
+    pub fn host_names(&self) -> Vec<&'static str> {
+        self.hosts.keys().copied().collect()
+    }
+
+    /// Returns the directory of the case.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns where a shared disk of this name lies.
+    #[must_use]
+    pub fn disk_path(&self, name: &str) -> PathBuf {
+        self.dir.join("disk").join(name)
+    }
+
+    /// Returns the VMs started so far.
+    #[must_use]
+    pub fn vms(&self) -> &[Arc<GuestVm>] {
+        &self.vms
+    }
+
+    /// Waits until the planner answers and would place a VM on every host.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it does not, or if a daemon ended.
+    pub async fn wait_ready(&mut self) -> Result<()> {
+        let names = self.host_names();
+        let clients = self.clients.clone();
+        let ready = wait_for("every host to take placements", READY_BOUND, || async {
+            let hosts = match clients.hosts().await {
+                Ok(hosts) => hosts,
+                Err(error) => return Ok(Level::NotYet(format!("{error:#}"))),
+            };
+            let fit = |name: &&str| {
+                hosts
+                    .iter()
+                    .any(|h| h.id == **name && h.status == "connected" && h.blockers.is_empty())
+            };
+            let seen = || {
+                hosts.iter().map(|h| format!("{} {} {:?}; ", h.id, h.status, h.blockers)).collect()
+            };
+            Ok(Level::from_condition(Holds::from(names.iter().all(fit)), seen))
+        });
+        let result = ready.await;
+        self.planner.ensure_alive()?;
+        for host in self.hosts.values_mut() {
+            host.agent.ensure_alive()?;
+        }
+        result
+    }
+
+    /// Starts a VM on a host and waits until its guest runs.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is refused or its guest says nothing.
+    pub async fn start_vm(&mut self, spec: &GuestSpec, host: &str) -> Result<Arc<GuestVm>> {
+        let accelerator =
+            self.artifacts.accelerators.get(&spec.kind).copied().unwrap_or(Accelerator::Tcg);
+        self.start_vm_with(spec, host, accelerator).await
+    }
+
+    /// Starts a VM with a certain accelerator.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is refused or its guest says nothing.
+    pub async fn start_vm_with(
+        &mut self,
+        spec: &GuestSpec,
+        host: &str,
+        accelerator: Accelerator,
+    ) -> Result<Arc<GuestVm>> {
+        let uuid = Uuid::new_v4();
+        let serial = Serial::listen(&self.dir.join(format!("{}.s", spec.name)))?;
+        let mut spec = spec.clone();
+        spec.extra_args.extend(serial.qemu_arguments());
+        if let Some(disk) = &spec.disk
+            && !disk.path.exists()
+        {
+            crate::disk::create(&disk.path, disk.format)?;
+        }
+        let definition = spec.definition(uuid, accelerator, &self.artifacts.guests, &self.dir)?;
+        let request = StartVmRequest {
+            definition,
+            host: host.to_owned(),
+            request_id: Uuid::new_v4().to_string(),
+            wait_ms: 10_000,
+            ..StartVmRequest::default()
+        };
+        let started =
+            self.clients.planner().start_vm(request).await.context("start the VM")?.into_inner();
+        if started.power != "running" {
+            bail!("{} is {} after its start: {}", spec.name, started.power, started.error);
+        }
+        let vm = Arc::new(GuestVm { name: spec.name.clone(), uuid, spec, serial });
+        self.vms.push(Arc::clone(&vm));
+        vm.serial.wait_ticks(3, BOOT_BOUND).await?;
+        if vm.spec.kind == GuestKind::Linux && vm.spec.load != crate::guest::Load::Idle {
+            vm.serial.wait_text("FILLED", BOOT_BOUND).await?;
+        }
+        Ok(vm)
+    }
+
+    /// Runs the command line against the planner.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be run; its exit status is the caller's to judge.
+    pub async fn cli(&self, arguments: &[&str]) -> Result<std::process::Output> {
+        Command::new(self.artifacts.binaries.join("vmferry"))
+            .args(["--planner", &format!("http://{PLANNER_ADDRESS}:9096")])
+            .args(arguments)
+            .output()
+            .await
+            .context("run vmferry")
+    }
+
+    /// Proves that a VM runs on `host` and nowhere else, as one guest that never stopped being one:
+    /// planner, agents, kernel and the guest's own lines agree.
+    ///
+    /// # Errors
+    ///
+    /// Says what disagrees.
+    pub async fn expect_running(&self, vm: &GuestVm, host: &str) -> Result<()> {
+        let bound = Duration::from_secs(10);
+        self.clients
+            .wait_vm(vm, bound, |seen| seen.host == host && seen.power == "running")
+            .await?;
+        self.clients
+            .wait_observation(host, vm, bound, |seen| {
+                seen.role == "running" && seen.run_state == "running"
+            })
+            .await?;
+        for other in self.host_names().into_iter().filter(|other| *other != host) {
+            let idle = |role: &str| role.is_empty() || role == "absent" || role == "stopped";
+            self.clients.wait_observation(other, vm, bound, |seen| idle(&seen.role)).await?;
+        }
+        // A lost page shows when the guest comes round to it: one whole check, and some.
+        vm.serial.wait_ticks(vm.spec.ticks_per_check() + 5, Duration::from_secs(20)).await?;
+        self.expect_one_guest(vm)
+    }
+
+    /// Checks that the guest's lines are those of one guest.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong with them.
+    pub fn expect_one_guest(&self, vm: &GuestVm) -> Result<()> {
+        vm.serial.history().check().with_context(|| format!("the guest of {}", vm.name))
+    }
+
+    /// Checks the invariants that hold after every case, stops everything, and checks that nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// Says which invariant does not hold, or what was left.
+    pub async fn finish(&mut self) -> Result<()> {
+        self.planner_faults.disarm()?;
+        for host in self.hosts.values() {
+            host.faults.disarm()?;
+        }
+        self.clients.expect_nothing_open(Duration::from_secs(10)).await?;
+        let vms = self.clients.vms().await?;
+        let running: Vec<_> = vms.iter().filter(|vm| vm.power == "running").collect();
+        let expected: Vec<_> = running.iter().map(|vm| (vm.id.clone(), vm.host.clone())).collect();
+        proof::expect_processes(self.lab, &self.host_names(), &expected).await?;
+        for vm in &self.vms {
+            self.expect_one_guest(vm)?;
+        }
+        for vm in running {
+            let request = StopVmRequest {
+                vm: vm.id.clone(),
+                how: "quit".into(),
+                deadline_ms: 5_000,
+                wait_ms: 10_000,
+            };
+            let stopped =
+                self.clients.planner().stop_vm(request).await.context("stop the VM")?.into_inner();
+            if stopped.power != "stopped" {
+                bail!("{} is {} after its stop: {}", vm.name, stopped.power, stopped.error);
+            }
+        }
+        self.check_disks()?;
+        self.stop_daemons().await?;
+        let names: Vec<_> = self.vms.iter().map(|vm| vm.uuid.to_string()).collect();
+        for (name, host) in &self.hosts {
+            proof::expect_nothing_left(self.lab, name).await?;
+            proof::expect_no_trace(&host.run_dir, &names)?;
+            proof::expect_no_panic(host.agent.log())?;
+        }
+        proof::expect_nothing_left(self.lab, "pl").await?;
+        proof::expect_no_panic(self.planner.log())
+    }
+
+    fn check_disks(&self) -> Result<()> {
+        for vm in &self.vms {
+            let history = vm.serial.history();
+            if let (Some(disk), Some(boot_id)) = (&vm.spec.disk, history.boot_id()) {
+                let seq = crate::disk::check(disk, boot_id)?;
+                let printed = history.ticks.last().map_or(0, |tick| tick.disk_seq);
+                if seq < printed {
+                    bail!(
+                        "{}: the disk ends at turn {seq}, the guest had written {printed}",
+                        vm.name
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn stop_daemons(&mut self) -> Result<()> {
+        for host in self.hosts.values_mut() {
+            host.agent.stop().await?;
+        }
+        self.planner.stop().await
+    }
+}
+
+fn planner(lab: &Lab, artifacts: &Artifacts, dir: &Path) -> Result<Daemon> {
+    // A short lease and a short report interval: a case must not wait for them.
+    let config = format!(
+        "state_dir = \"{dir}/pl/s\"\n\
+         [listen]\ngrpc = \"{PLANNER_ADDRESS}:9096\"\nrest = \"{PLANNER_ADDRESS}:9095\"\n\
+         [policy]\nlease = \"2s\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
+         [security]\nplain_text = \"namespace\"\n\
+         [fault_points]\ndir = \"{dir}/pl/f\"\n",
+        dir = dir.display()
+    );
+    fs::create_dir_all(dir.join("pl/s")).context("create the planner's state directory")?;
+    let path = dir.join("pl/planner.toml");
+    fs::write(&path, config).with_context(|| format!("write {}", path.display()))?;
+    let binary = artifacts.binaries.join("vmferry-planner");
+    Ok(Daemon::new("planner", &lab.namespace("pl"), &binary, &path, &dir.join("log")))
+}
+
+fn agent(lab: &Lab, artifacts: &Artifacts, dir: &Path, host: &str) -> Result<Host> {
+    let address = host_address(host);
+    let own = dir.join(host);
+    let config = format!(
+        "host_id = \"{host}\"\nstate_dir = \"{own}/s\"\nrun_dir = \"{own}/r\"\n\
+         qemu = \"/usr/bin/qemu-system-x86_64\"\n\
+         [listen]\ngrpc = \"{address}:9097\"\nmetrics = \"{address}:9098\"\n\
+         [planner]\naddress = \"http://{PLANNER_ADDRESS}:9096\"\nreport_interval = \"1s\"\n\
+         [migration]\naddress = \"{address}\"\nports = \"49152-49215\"\n\
+         [capacity]\nmemory = \"2GiB\"\ncpus = 8\n\
+         [security]\nplain_text = \"namespace\"\n\
+         [fault_points]\ndir = \"{own}/f\"\n",
+        own = own.display()
+    );
+    for sub in ["s", "r"] {
+        fs::create_dir_all(own.join(sub))
+            .with_context(|| format!("create {}/{sub}", own.display()))?;
+    }
+    let faults = Faults::new(&own.join("f"))?;
+    let path = own.join("agent.toml");
+    fs::write(&path, config).with_context(|| format!("write {}", path.display()))?;
+    let binary = artifacts.binaries.join("vmferry-agent");
+    let name = format!("agent-{host}");
+    let agent = Daemon::new(&name, &lab.namespace(host), &binary, &path, &dir.join("log"));
+    Ok(Host { agent, faults, run_dir: own.join("r") })
+}

@@ -1,0 +1,25 @@
+//! The end-to-end lane: built binaries, real QEMU, hosts as network namespaces.
+//!
+//! A case gets a [`cluster::Cluster`] of fresh agents and a fresh planner on the
+//! machines of a [`lab::Lab`], starts test guests that notice what a move loses,
+//! moves them, and disturbs that. After every case the same invariants are
+//! checked, on the machines themselves where that can be done.
+
+pub mod accel;
+pub mod cases;
+pub mod client;
+pub mod cluster;
+pub mod daemon;
+pub mod disk;
+pub mod faults;
+pub mod guest;
+pub mod lab;
+pub mod monitor;
+pub mod pinger;
+pub mod proof;
+pub mod rest;
+pub mod runner;
+pub mod selftest;
+pub mod serial;
+pub mod ticks;
+pub mod wait;
