@@ -17,7 +17,9 @@ pub mod hold;
 pub mod memory;
 pub mod moves;
 pub mod network;
+pub mod partition;
 pub mod refusal;
+pub mod surface;
 
 /// How long a move may take that nothing holds up, on a busy machine under TCG.
 pub const MOVE_BOUND: Duration = Duration::from_secs(30);
@@ -107,6 +109,8 @@ pub fn all() -> Vec<Case> {
         death::cases(),
         crash::cases(),
         hold::cases(),
+        partition::cases(),
+        surface::cases(),
         memory::cases(),
     ];
     groups.into_iter().flatten().collect()

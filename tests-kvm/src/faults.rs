@@ -2,7 +2,8 @@
 //!
 //! A build with the feature `fault-points` looks for a file when it passes a
 //! point: `NAME.hold` makes it write `NAME.reached` and wait until the hold is
-//! gone, `NAME.kill` makes it kill itself with SIGKILL.
+//! gone, `NAME.kill` makes it kill itself with SIGKILL. Release a point before the
+//! daemon is started again, or it dies there once more.
 
 use std::fs;
 use std::path::{Path, PathBuf};

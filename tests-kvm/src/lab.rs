@@ -39,6 +39,15 @@ pub fn host_address(host: &str) -> String {
     format!("10.77.0.{}", at + 1)
 }
 
+/// Whether a host is plugged into the management network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plug {
+    /// It is.
+    In,
+    /// It is not.
+    Out,
+}
+
 /// The namespaces and the directory of one run. Dropping it ends what runs in them and removes both.
 #[derive(Debug)]
 pub struct Lab {
@@ -131,6 +140,20 @@ impl Lab {
     /// Fails where `ip` does.
     pub fn remove_link(&self, part: &str, link: &str) -> Result<()> {
         ip(&["-n", &self.namespace(part), "link", "del", link])
+    }
+
+    /// Plugs a host into the management network, or pulls its plug. Nobody is told: packets are lost.
+    ///
+    /// # Errors
+    ///
+    /// Fails where `ip` does.
+    pub fn set_plug(&self, host: &str, plug: Plug) -> Result<()> {
+        let state = match plug {
+            Plug::In => "up",
+            Plug::Out => "down",
+        };
+        // The switch's end, so that the host's own interface keeps its address and its routes.
+        self.batch("sw", &format!("link set m-{host} {state}\n"))
     }
 
     /// Returns the TCP ports on which something listens in `part`.

@@ -12,7 +12,7 @@ use futures::FutureExt as _;
 use crate::accel::{self, Accelerator};
 use crate::cases::{Case, Note};
 use crate::cluster::{Artifacts, Cluster};
-use crate::lab::Lab;
+use crate::lab::{Lab, Plug};
 
 /// How long one case may take, whatever it waits for.
 const CASE_BOUND: Duration = Duration::from_secs(180);
@@ -107,6 +107,7 @@ impl Runner {
             for link in self.lab.extra_links(host)? {
                 self.lab.remove_link(host, &link)?;
             }
+            self.lab.set_plug(host, Plug::In)?;
         }
         match fs::remove_dir_all(dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -59,6 +59,14 @@ pub(super) fn cases() -> Vec<Case> {
             }));
         }
     }
+    for phase in &PHASES[..5] {
+        let tier = if *phase == "restored" { Tier::Subset } else { Tier::All };
+        cases.push(Case::new(
+            format!("all-daemons-killed-at-{phase}-goes-on"),
+            tier,
+            move |cluster| Box::pin(everything(cluster, phase)),
+        ));
+    }
     cases
 }
 
@@ -70,6 +78,7 @@ async fn planner(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
     // The planner may die before it answers: whoever asked asks again with the same id.
     let first = cluster.clients.migrate(&wanted).await;
     cluster.planner.wait_end(DEATH_BOUND).await?;
+    cluster.planner_faults.release(&point)?;
     cluster.planner.start()?;
     let migration = cluster.clients.migrate_until_answered(&wanted).await?;
     if let Ok(first) = first
@@ -101,9 +110,30 @@ async fn agent_at_point(cluster: &mut Cluster<'_>, host: &str, point: String) ->
     let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
     cluster.host(host)?.faults.kill_at(&point)?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    let agent = &mut cluster.host(host)?.agent;
-    agent.wait_end(DEATH_BOUND).await?;
-    agent.start()?;
+    let host = cluster.host(host)?;
+    host.agent.wait_end(DEATH_BOUND).await?;
+    host.faults.release(&point)?;
+    host.agent.start()?;
+    settle(cluster, &vm, &migration.id, End::Done).await?;
+    Ok(pause_note(&vm))
+}
+
+/// Kills planner and agents while the planner waits in a phase, as when a rack loses power but for
+/// the guests.
+async fn everything(cluster: &mut Cluster<'_>, phase: &str) -> Result<Note> {
+    let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
+    let point = format!("after_commit.{phase}");
+    cluster.planner_faults.hold(&point)?;
+    let migration = request(cluster, &move_to(&vm, "b")).await?;
+    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
+    cluster.planner.kill().await?;
+    cluster.planner_faults.release(&point)?;
+    for host in cluster.host_names() {
+        let agent = &mut cluster.host(host)?.agent;
+        agent.kill().await?;
+        agent.start()?;
+    }
+    cluster.planner.start()?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(pause_note(&vm))
 }

@@ -60,6 +60,7 @@ async fn not_ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note
     cluster.planner_faults.kill_at("before_commit.captured")?;
     let migration = request(cluster, &limited(&vm, absence)?).await?;
     cluster.planner.wait_end(POINT_BOUND).await?;
+    cluster.planner_faults.disarm()?;
     vm.serial.wait_still(SILENCE, MOVE_BOUND).await?;
     // With the planner still away: the guest must not need it.
     vm.serial.wait_ticks(20, absence.hold_limit + Duration::from_secs(5)).await?;
@@ -83,6 +84,7 @@ async fn ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note> {
     cluster.planner_faults.kill_at("before_commit.restored")?;
     let migration = request(cluster, &limited(&vm, absence)?).await?;
     cluster.planner.wait_end(POINT_BOUND).await?;
+    cluster.planner_faults.disarm()?;
     let printed = vm.serial.history().ticks.len();
     let_pass(absence.away).await;
     // A line that was under way may still have come; a guest that runs would have printed hundreds.
@@ -101,6 +103,7 @@ async fn within(cluster: &mut Cluster<'_>) -> Result<Note> {
     let patient = Absence { hold_limit: Duration::from_secs(20), away: Duration::ZERO };
     let migration = request(cluster, &limited(&vm, patient)?).await?;
     cluster.planner.wait_end(POINT_BOUND).await?;
+    cluster.planner_faults.disarm()?;
     vm.serial.wait_still(SILENCE, MOVE_BOUND).await?;
     cluster.planner.start()?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
