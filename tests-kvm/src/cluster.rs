@@ -35,8 +35,29 @@ pub struct Artifacts {
     pub binaries: PathBuf,
     /// Holds what `scripts/guest-image` built.
     pub guests: PathBuf,
+    /// Whether these programs know fault points.
+    pub fault_points: FaultPoints,
     /// The accelerator of each kind of guest that was tried.
     pub accelerators: BTreeMap<GuestKind, Accelerator>,
+}
+
+/// Whether agent and planner were built with the feature `fault-points`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultPoints {
+    /// For the cases.
+    Compiled,
+    /// For what is shown or measured: nothing is in there that is not shipped.
+    Absent,
+}
+
+impl FaultPoints {
+    /// Returns the configuration that names their directory.
+    fn toml(self, dir: &Path) -> String {
+        match self {
+            Self::Compiled => format!("[fault_points]\ndir = {:?}\n", dir.display().to_string()),
+            Self::Absent => String::new(),
+        }
+    }
 }
 
 /// One host of a case.
@@ -362,7 +383,8 @@ fn planner(lab: &Lab, artifacts: &Artifacts, dir: &Path) -> Result<Daemon> {
          [listen]\ngrpc = \"{PLANNER_ADDRESS}:9096\"\nrest = \"{PLANNER_ADDRESS}:9095\"\n\
          [policy]\nlease = \"2s\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
          [security]\nplain_text = \"namespace\"\n\
-         [fault_points]\ndir = \"{dir}/pl/f\"\n",
+         {}",
+        artifacts.fault_points.toml(&dir.join("pl/f")),
         dir = dir.display()
     );
     fs::create_dir_all(dir.join("pl/s")).context("create the planner's state directory")?;
@@ -383,7 +405,8 @@ fn agent(lab: &Lab, artifacts: &Artifacts, dir: &Path, host: &str) -> Result<Hos
          [migration]\naddress = \"{address}\"\nports = \"49152-49215\"\n\
          [capacity]\nmemory = \"2GiB\"\ncpus = 8\n\
          [security]\nplain_text = \"namespace\"\n\
-         [fault_points]\ndir = \"{own}/f\"\n",
+         {}",
+        artifacts.fault_points.toml(&own.join("f")),
         own = own.display()
     );
     for sub in ["s", "r"] {

@@ -6,10 +6,12 @@
 //! checked, on the machines themselves where that can be done.
 
 pub mod accel;
+pub mod bench;
 pub mod cases;
 pub mod client;
 pub mod cluster;
 pub mod daemon;
+pub mod demo;
 pub mod disk;
 pub mod faults;
 pub mod guest;

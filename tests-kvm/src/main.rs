@@ -9,8 +9,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
+use vmferry_tests_kvm::bench::{self, BenchArgs};
 use vmferry_tests_kvm::cases::{self, Case, Tier};
-use vmferry_tests_kvm::cluster::Artifacts;
+use vmferry_tests_kvm::cluster::{Artifacts, FaultPoints};
+use vmferry_tests_kvm::demo::{self, DemoArgs};
 use vmferry_tests_kvm::lab::Lab;
 use vmferry_tests_kvm::runner::{Outcome, Runner, markdown, say};
 use vmferry_tests_kvm::selftest;
@@ -30,6 +32,31 @@ enum Command {
     Run(RunArgs),
     /// Check the lane itself with bare QEMU: guests, namespaces, and that it sees what is wrong
     SelfTest(SelfTestArgs),
+    /// Move one running guest and say what happened
+    Demo {
+        #[command(flatten)]
+        programs: Programs,
+        #[command(flatten)]
+        demo: DemoArgs,
+    },
+    /// Measure moves beside the same steps driven by nothing but QMP
+    Bench {
+        #[command(flatten)]
+        programs: Programs,
+        #[command(flatten)]
+        bench: BenchArgs,
+    },
+}
+
+/// Where what is tried is.
+#[derive(Debug, Args)]
+struct Programs {
+    /// Where vmferry-agent, vmferry-planner and vmferry are [default: beside this program]
+    #[arg(long)]
+    bin_dir: Option<PathBuf>,
+    /// Where the guests are that scripts/guest-image builds
+    #[arg(long, default_value = "target/guests")]
+    guests: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -50,12 +77,8 @@ struct RunArgs {
     subset: bool,
     /// Run the cases whose names contain one of these
     names: Vec<String>,
-    /// Where vmferry-agent, vmferry-planner and vmferry are [default: beside this program]
-    #[arg(long)]
-    bin_dir: Option<PathBuf>,
-    /// Where the guests are that scripts/guest-image builds
-    #[arg(long, default_value = "target/guests")]
-    guests: PathBuf,
+    #[command(flatten)]
+    programs: Programs,
     /// Where logs of failed cases are kept
     #[arg(long, default_value = "target/e2e-logs")]
     logs: PathBuf,
@@ -89,12 +112,22 @@ fn carry_out(command: Command) -> Result<ExitCode> {
         }
         Command::Run(arguments) => run(&arguments),
         Command::SelfTest(arguments) => self_test(&arguments),
+        Command::Demo { programs, demo } => {
+            let mut artifacts = artifacts(&programs, FaultPoints::Absent)?;
+            in_lab(async |lab| demo::run(&demo, &lab, &mut artifacts).await)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { programs, bench } => {
+            let mut artifacts = artifacts(&programs, FaultPoints::Absent)?;
+            in_lab(async |lab| bench::run(&bench, &lab, &mut artifacts).await)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
 fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let chosen = choose(arguments)?;
-    let artifacts = artifacts(arguments)?;
+    let artifacts = artifacts(&arguments.programs, FaultPoints::Compiled)?;
     let logs = arguments.logs.clone();
     let outcomes = in_lab(async |lab| Runner::new(lab, artifacts, logs).run(&chosen).await)?;
     summarize(arguments, &outcomes)
@@ -152,9 +185,9 @@ fn choose(arguments: &RunArgs) -> Result<Vec<Case>> {
     Ok(chosen)
 }
 
-fn artifacts(arguments: &RunArgs) -> Result<Artifacts> {
+fn artifacts(programs: &Programs, fault_points: FaultPoints) -> Result<Artifacts> {
     let beside = std::env::current_exe().context("find this program")?;
-    let binaries = match &arguments.bin_dir {
+    let binaries = match &programs.bin_dir {
         Some(dir) => dir.clone(),
         None => beside.parent().context("find this program's directory")?.to_owned(),
     };
@@ -162,7 +195,8 @@ fn artifacts(arguments: &RunArgs) -> Result<Artifacts> {
         |path: PathBuf| fs::canonicalize(&path).with_context(|| format!("find {}", path.display()));
     let artifacts = Artifacts {
         binaries: absolute(binaries)?,
-        guests: absolute(arguments.guests.clone()).context("run scripts/guest-image first")?,
+        guests: absolute(programs.guests.clone()).context("run scripts/guest-image first")?,
+        fault_points,
         accelerators: BTreeMap::new(),
     };
     for binary in ["vmferry-agent", "vmferry-planner", "vmferry"] {
