@@ -13,6 +13,7 @@ use crate::guest::GuestKind;
 pub mod cancel;
 pub mod crash;
 pub mod death;
+pub mod fence;
 pub mod hold;
 pub mod memory;
 pub mod moves;
@@ -108,6 +109,7 @@ pub fn all() -> Vec<Case> {
         cancel::cases(),
         death::cases(),
         crash::cases(),
+        fence::cases(),
         hold::cases(),
         partition::cases(),
         surface::cases(),
