@@ -130,6 +130,7 @@ command!(QueryBlockJobs, "query-block-jobs" -> Vec<BlockJob>);
 /// One block job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
+#[expect(clippy::struct_excessive_bools, reason = "QEMU's own flags, as it sends them")]
 pub struct BlockJob {
     /// The job's id, under its old name.
     pub device: String,
