@@ -55,7 +55,7 @@ impl AgentError {
 pub type Answer<T> = Result<T, AgentError>;
 
 /// What the planner asks of agents.
-pub trait Agents: Send + Sync + 'static {
+pub trait Agents: std::fmt::Debug + Send + Sync + 'static {
     /// Takes a VM for one driver.
     fn claim<'a>(
         &'a self,

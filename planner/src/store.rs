@@ -15,9 +15,10 @@ use vmferry_planner_core::migration::Refusal;
 use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
 
 pub use rows::{
-    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Grant, Granted, HostRow,
-    LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind,
-    PowerPhase, PowerRecord, Refused, Request, Reservation, Room, SavedHost, TakeOver, VmRow,
+    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
+    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen, PowerAction,
+    PowerKind, PowerPhase, PowerRecord, Refused, Request, Reservation, Room, SavedHost, TakeOver,
+    VmRow,
 };
 
 /// Says why the store could not do what it was asked.
@@ -101,7 +102,7 @@ pub enum StoreError {
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
 /// The durable store.
-pub trait Store: Send + Sync + 'static {
+pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     /// Reads every host that ever introduced itself.
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
@@ -119,6 +120,8 @@ pub trait Store: Send + Sync + 'static {
     fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined>;
     /// Raises a VM's claim to one that an agent has seen, so that the next is above it.
     fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()>;
+    /// Lets a VM follow what was done to it without the planner, if nothing is under way for it.
+    fn follow_vm<'a>(&'a self, followed: &'a Followed, now: Timestamp) -> Stored<'a, bool>;
     /// Marks a running VM as lost: its process is proven gone and no admission is open.
     fn mark_lost<'a>(&'a self, lost: &'a Lost, now: Timestamp) -> Stored<'a, bool>;
 

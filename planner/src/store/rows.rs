@@ -86,8 +86,25 @@ pub struct Lost {
     pub host: HostId,
     /// Under which generation.
     pub generation: Generation,
+    /// The newest claim that the host knew.
+    pub claim: Claim,
     /// How it ended: the real text.
     pub cause: String,
+}
+
+/// That something was done to a VM without the planner, under a newer generation or claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Followed {
+    /// The VM.
+    pub vm: VmId,
+    /// Where it is.
+    pub host: HostId,
+    /// What it was brought to.
+    pub power: PowerState,
+    /// Under which generation.
+    pub generation: Generation,
+    /// By which claim.
+    pub claim: Claim,
 }
 
 /// Who holds a host back, and why.
@@ -164,6 +181,8 @@ pub struct Notes {
     pub cpu_milli: u64,
     /// The last figures of the transfer that were seen.
     pub transfer: v1::TransferStatus,
+    /// When the present phase was entered, in microseconds since 1970.
+    pub entered_us: u64,
     /// Host clock from STOP on the source to RESUME on the destination; 0 if unknown.
     pub pause_us: u64,
     /// STOP on the source by the clock of the boot `source_boot`.

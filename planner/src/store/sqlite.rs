@@ -25,9 +25,9 @@ use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
 
 use self::migration::Write;
 use super::{
-    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Grant, Granted, HostRow,
-    LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, PowerAction, Reservation, SavedHost,
-    Store, StoreError, Stored, TakeOver, VmRow,
+    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
+    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, PowerAction, Reservation,
+    SavedHost, Store, StoreError, Stored, TakeOver, VmRow,
 };
 
 /// How long a reader waits for the file; with one writer it is only ever the checkpoint that it waits for.
@@ -176,6 +176,10 @@ impl Store for SqliteStore {
 
     fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()> {
         Box::pin(self.raise(vm, claim, now))
+    }
+
+    fn follow_vm<'a>(&'a self, followed: &'a Followed, now: Timestamp) -> Stored<'a, bool> {
+        Box::pin(self.follow(followed, now))
     }
 
     fn mark_lost<'a>(&'a self, lost: &'a Lost, now: Timestamp) -> Stored<'a, bool> {

@@ -13,7 +13,7 @@ use super::rows::sql;
 use super::{SqliteStore, commit};
 use crate::definition::Outline;
 use crate::store::rows::{Grant, Granted};
-use crate::store::{Admission, MigrationRow, NewMigration, Refused, StoreError, VmRow};
+use crate::store::{Admission, MigrationRow, NewMigration, Notes, Refused, StoreError, VmRow};
 
 /// Says whether the VM may be given to a new migration.
 fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
@@ -157,6 +157,6 @@ fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64
         created_us: now_us,
         updated_us: now_us,
         ended_us: None,
-        notes: new.notes.clone(),
+        notes: Notes { entered_us: now_us, ..new.notes.clone() },
     }
 }

@@ -6,7 +6,9 @@ use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Time
 
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqliteStore, commit};
-use crate::store::{Cordon, Defined, HostRow, Lost, Reservation, SavedHost, StoreError, VmRow};
+use crate::store::{
+    Cordon, Defined, Followed, HostRow, Lost, Reservation, SavedHost, StoreError, VmRow,
+};
 
 macro_rules! select_vm {
     ($tail:literal) => {
@@ -309,15 +311,38 @@ impl SqliteStore {
         Ok(())
     }
 
+    pub(super) async fn follow(
+        &self,
+        followed: &Followed,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let result = sqlx::query(
+            "UPDATE vms SET host = $2, power = $3, generation = $4, claim = $5, error = '',
+                            updated_ms = $6
+             WHERE id = $1 AND admission IS NULL AND generation <= $4 AND claim <= $5",
+        )
+        .bind(followed.vm.to_string())
+        .bind(followed.host.as_str())
+        .bind(followed.power.label())
+        .bind(int(followed.generation.value()))
+        .bind(int(followed.claim.value()))
+        .bind(int(now.value()))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("follow a VM"))?;
+        Ok(result.rows_affected() == 1)
+    }
+
     pub(super) async fn lose(&self, lost: &Lost, now: Timestamp) -> Result<bool, StoreError> {
         let result = sqlx::query(
-            "UPDATE vms SET power = 'lost', error = $4, updated_ms = $5
-             WHERE id = $1 AND host = $2 AND generation = $3
+            "UPDATE vms SET power = 'lost', error = $5, updated_ms = $6
+             WHERE id = $1 AND host = $2 AND generation = $3 AND claim <= $4
                AND admission IS NULL AND power = 'running'",
         )
         .bind(lost.vm.to_string())
         .bind(lost.host.as_str())
         .bind(int(lost.generation.value()))
+        .bind(int(lost.claim.value()))
         .bind(&lost.cause)
         .bind(int(now.value()))
         .execute(&self.writer)

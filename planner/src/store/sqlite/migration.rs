@@ -139,6 +139,9 @@ pub(super) async fn update_row(
         row.migration = entry.after.clone();
         row.seq = row.seq.next();
     }
+    if row.migration.label() != before.migration.label() {
+        row.notes.entered_us = write.now_us;
+    }
     let books = row.migration.books();
     row.ended_us = match books.flight {
         Flight::Held => None,

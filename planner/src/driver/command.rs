@@ -1,0 +1,107 @@
+//! Effects as commands.
+
+use vmferry_planner_core::migration::{AutoConverge, Effect, Listener, Migration, Side, Terms};
+use vmferry_proto::v1;
+use vmferry_proto::v1::execute_request::Action;
+use vmferry_types::{Claim, HostId, Step};
+
+use super::seen::gone_message;
+use crate::store::MigrationRow;
+
+/// A command on its way to one agent.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Which end.
+    pub side: Side,
+    /// Its host.
+    pub host: HostId,
+    /// What is said.
+    pub request: v1::ExecuteRequest,
+}
+
+/// Returns the host that an effect is for. `None` if it is for the planner itself.
+#[must_use]
+pub fn host_of(migration: &Migration, side: Side) -> Option<HostId> {
+    match side {
+        Side::Source => Some(migration.source.clone()),
+        Side::Destination => migration.destination().cloned(),
+    }
+}
+
+/// Writes an effect as the command with the given step; `None` if no agent carries it out.
+#[must_use]
+pub fn command(
+    row: &MigrationRow,
+    effect: &Effect,
+    source: Option<v1::SourceDescription>,
+    step: Step,
+) -> Option<Command> {
+    let side = effect.side()?;
+    let host = host_of(&row.migration, side)?;
+    let terms = &row.migration.terms;
+    let action = match effect {
+        Effect::TryAdmit | Effect::Commit => return None,
+        Effect::ArmReceiver => {
+            Action::ArmReceiver(v1::ArmReceiver { source, policy: Some(policy(terms)) })
+        }
+        Effect::StartTransfer { listener } => Action::StartTransfer(v1::StartTransfer {
+            listener: Some(listener_message(listener)),
+            policy: Some(policy(terms)),
+        }),
+        Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
+        Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
+        Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
+        Effect::ReleaseSource => Action::ReleaseSource(v1::ReleaseSource {}),
+        Effect::CancelTransfer { cause } => {
+            Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() })
+        }
+        Effect::DestroyReceiver { cause } => {
+            Action::DestroyReceiver(v1::DestroyReceiver { cause: cause.clone() })
+        }
+        Effect::ResumeSource { proof } => {
+            Action::ResumeSource(v1::ResumeSource { receiver_gone: Some(gone_message(proof)) })
+        }
+    };
+    let fence = fence(row, row.claim, step);
+    Some(Command {
+        side,
+        host,
+        request: v1::ExecuteRequest { fence: Some(fence), action: Some(action) },
+    })
+}
+
+fn fence(row: &MigrationRow, claim: Claim, step: Step) -> v1::Fence {
+    v1::Fence {
+        vm_id: row.migration.vm.to_string(),
+        migration_id: row.migration.id.to_string(),
+        generation: row.migration.books().generation.value(),
+        claim: claim.value(),
+        step: step.value(),
+    }
+}
+
+/// Writes the limits of a transfer for its agents.
+fn policy(terms: &Terms) -> v1::TransferPolicy {
+    v1::TransferPolicy {
+        max_bandwidth: terms.max_bandwidth.value(),
+        downtime_limit_ms: terms.downtime_limit.value(),
+        auto_converge: match terms.auto_converge {
+            AutoConverge::Off => false,
+            AutoConverge::On => true,
+        },
+        timeout_ms: terms.transfer_timeout.value(),
+        stall_ms: terms.stall_limit.value(),
+        switchover_ms: terms.switchover_limit.value(),
+    }
+}
+
+fn listener_message(listener: &Listener) -> v1::Listener {
+    v1::Listener { address: listener.address.clone(), port: u32::from(listener.port) }
+}
+
+/// Reads where a receiver listens; `None` if it says nothing that can be reached.
+#[must_use]
+pub fn listener(message: &v1::Listener) -> Option<Listener> {
+    let port = u16::try_from(message.port).ok().filter(|port| *port != 0)?;
+    (!message.address.is_empty()).then(|| Listener { address: message.address.clone(), port })
+}

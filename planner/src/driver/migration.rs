@@ -1,0 +1,586 @@
+//! Drives one migration.
+
+mod notes;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::{Instrument as _, debug, error, info, info_span, warn};
+use vmferry_planner_core::evidence::{self, Sides, Times};
+use vmferry_planner_core::migration::{
+    Blocker, Effect, Event, Migration, Phase, Refusal, Side as End, Switchover,
+};
+use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
+use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Step, Timestamp};
+
+use super::Backoff;
+use super::command::{Command, command, host_of, listener};
+use super::seen::seen;
+use super::side::{Side, SideView};
+use crate::agents::{AgentError, Answer};
+use crate::clock;
+use crate::planner::Planner;
+use crate::store::{Commit, MigrationRow, StoreError, TakeOver};
+use crate::telemetry::Chain;
+
+/// Time limits are looked at this often; nothing on the pause path waits for it.
+const TICK: Duration = Duration::from_millis(500);
+/// An effect that was answered is asked for again if nothing came of it for so long.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Drives a migration until nothing is owed any more, or another driver has it.
+pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
+    let mut backoff = Backoff::new();
+    loop {
+        let taken = planner
+            .store()
+            .take_over(id, &planner.owner, planner.lease_until(), clock::now())
+            .await;
+        let row = match taken {
+            Ok(TakeOver::Taken(row)) => row,
+            Ok(TakeOver::Busy) => {
+                debug!(migration_id = %id, "another driver has it");
+                return;
+            }
+            Ok(TakeOver::Ended) => return,
+            Err(error) => {
+                error!(migration_id = %id, error = %Chain(&error), "migration could not be taken over");
+                return;
+            }
+        };
+        let span = info_span!(parent: None, "migration", migration_id = %id,
+            vm_id = %row.migration.vm, source = %row.migration.source,
+            destination = row.migration.destination().map(tracing::field::display),
+            claim = %row.claim);
+        let outcome = match Run::open(planner, *row) {
+            Some(mut run) => run.to_the_end(nudge).instrument(span).await,
+            None => return,
+        };
+        match outcome {
+            Ok(Outcome::Ended) => {
+                planner.live.end(id);
+                planner.wake.notify_one();
+                return;
+            }
+            Ok(Outcome::Superseded) => return,
+            Ok(Outcome::ClaimAnew { progress }) => {
+                if progress {
+                    backoff.reset();
+                }
+            }
+            Err(error) => {
+                error!(migration_id = %id, error = %Chain(&error), "driver stopped; the row stays as it is");
+                return;
+            }
+        }
+        tokio::time::sleep(backoff.next()).await;
+    }
+}
+
+/// How driving under one claim ended.
+enum Outcome {
+    /// Nothing is owed any more.
+    Ended,
+    /// Another driver has the row.
+    Superseded,
+    /// A command went unanswered, or the claim is behind: only a newer one makes the next look safe.
+    ClaimAnew { progress: bool },
+}
+
+/// What became of an event.
+enum Applied {
+    /// The row has moved on.
+    Moved,
+    /// The event changed nothing.
+    Nothing,
+    /// Someone else wrote the row: it was read again.
+    Reread,
+    /// Another driver has the row.
+    Superseded,
+}
+
+/// How a command ended.
+enum Said {
+    /// The agent's answer.
+    Executed(Answer<ExecuteReply>),
+    /// The source could not be described, so nothing was sent to the destination.
+    NotDescribed(AgentError),
+}
+
+struct Pending {
+    end: End,
+    effect: Effect,
+    said: BoxFuture<'static, Said>,
+}
+
+/// Driving under one claim.
+struct Run<'a> {
+    planner: &'a Arc<Planner>,
+    row: MigrationRow,
+    source: (Side, watch::Receiver<SideView>),
+    destination: (Side, watch::Receiver<SideView>),
+    step: Step,
+    pending: Option<Pending>,
+    answered: Option<(Seq, Effect, Instant)>,
+    backoff: Backoff,
+    not_before: Instant,
+    lease_due: Instant,
+    progress: bool,
+}
+
+impl<'a> Run<'a> {
+    /// Claims both ends in parallel; `None` for a row without a destination, which the queue owns.
+    fn open(planner: &'a Arc<Planner>, row: MigrationRow) -> Option<Self> {
+        let migration = &row.migration;
+        let claim = ClaimRequest {
+            vm_id: migration.vm.to_string(),
+            migration_id: migration.id.to_string(),
+            generation: migration.books().generation.value(),
+            claim: row.claim.value(),
+            hold_limit_ms: migration.terms.hold_limit.value(),
+        };
+        let open = |end: End| {
+            let host = host_of(migration, end)?;
+            let side = Side::open(Arc::clone(&planner.parts.agents), host, claim.clone());
+            let view = side.subscribe();
+            Some((side, view))
+        };
+        let destination = open(End::Destination)?;
+        let source = open(End::Source)?;
+        let now = Instant::now();
+        Some(Self {
+            planner,
+            source,
+            destination,
+            step: Step::from_stored(0),
+            pending: None,
+            answered: None,
+            backoff: Backoff::new(),
+            not_before: now,
+            lease_due: now + planner.lease_renewal(),
+            progress: false,
+            row,
+        })
+    }
+
+    const fn claim_anew(&self) -> Outcome {
+        Outcome::ClaimAnew { progress: self.progress }
+    }
+
+    /// Decides and acts on whatever is seen next, until there is nothing left to do.
+    async fn to_the_end(&mut self, nudge: &Notify) -> Result<Outcome, StoreError> {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            if let Some(outcome) = self.decide().await? {
+                return Ok(outcome);
+            }
+            tokio::select! {
+                biased;
+                said = answer(&mut self.pending) => {
+                    if let Some(outcome) = self.hear(said).await? {
+                        return Ok(outcome);
+                    }
+                }
+                _ = self.source.1.changed() => {}
+                _ = self.destination.1.changed() => {}
+                () = nudge.notified() => {
+                    if matches!(self.reread().await?, Applied::Superseded) {
+                        return Ok(Outcome::Superseded);
+                    }
+                }
+                _ = tick.tick() => {
+                    if !self.keep_lease().await? {
+                        return Ok(Outcome::Superseded);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Applies all that is seen, then sends what is owed.
+    async fn decide(&mut self) -> Result<Option<Outcome>, StoreError> {
+        loop {
+            if self.row.ended_us.is_some() {
+                return Ok(Some(Outcome::Ended));
+            }
+            let sides = self.sides();
+            if self.fenced().await? {
+                return Ok(Some(self.claim_anew()));
+            }
+            let times =
+                Times { now: clock::now(), entered: Timestamp(self.row.notes.entered_us / 1000) };
+            let event = evidence::read(&self.row.migration, &sides, times)
+                .or_else(|| self.row.migration.follows());
+            match event {
+                Some(event) => match self.apply(event).await? {
+                    Applied::Moved | Applied::Reread => {}
+                    Applied::Superseded => return Ok(Some(Outcome::Superseded)),
+                    Applied::Nothing => {
+                        self.launch(&sides);
+                        return Ok(None);
+                    }
+                },
+                None => {
+                    self.launch(&sides);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Reads both ends. An end with a command under way says nothing: the command may still land
+    /// on top of what it said.
+    fn sides(&mut self) -> Sides {
+        let source = self.source.1.borrow_and_update().clone();
+        let destination = self.destination.1.borrow_and_update().clone();
+        self.planner.live.update(self.row.migration.id, |live| {
+            live.source.clone_from(&source.observation);
+            live.destination.clone_from(&destination.observation);
+        });
+        let busy = self.pending.as_ref().map(|pending| pending.end);
+        let read = |end: End, view: &SideView| {
+            let observation =
+                view.observation.as_ref().filter(|_| view.claimed && busy != Some(end))?;
+            let host = host_of(&self.row.migration, end)?;
+            Some(seen(&host, self.row.migration.id, observation))
+        };
+        Sides {
+            claim: self.row.claim,
+            source: read(End::Source, &source),
+            destination: read(End::Destination, &destination),
+        }
+    }
+
+    /// Says whether an agent knows a newer claim; then the next one is taken above it.
+    async fn fenced(&mut self) -> Result<bool, StoreError> {
+        let refused = |view: &watch::Receiver<SideView>| view.borrow().fenced.clone();
+        let Some(error) = refused(&self.source.1).or_else(|| refused(&self.destination.1)) else {
+            return Ok(false);
+        };
+        self.raise(&error).await?;
+        Ok(true)
+    }
+
+    async fn raise(&mut self, error: &AgentError) -> Result<(), StoreError> {
+        warn!(error = %Chain(error), "an agent knows a newer claim");
+        if let AgentError::Refused { detail, .. } = error {
+            let known = Claim::from_stored(detail.known_claim);
+            self.planner.store().raise_claim(self.row.migration.vm, known, clock::now()).await?;
+        }
+        Ok(())
+    }
+
+    /// Commits what follows from an event.
+    async fn apply(&mut self, event: Event) -> Result<Applied, StoreError> {
+        let label = event.label();
+        let entries = match self.row.migration.advance(event) {
+            Ok(entries) => entries,
+            Err(Refusal::Stale | Refusal::TooLate) => {
+                debug!(event = label, phase = self.row.migration.label().label(), "event is late");
+                return Ok(Applied::Nothing);
+            }
+            Err(Refusal::Illegal) => {
+                warn!(
+                    event = label,
+                    phase = self.row.migration.label().label(),
+                    refusal = "illegal",
+                    "event cannot happen here"
+                );
+                return Ok(Applied::Nothing);
+            }
+        };
+        let notes = notes::after(
+            &self.row,
+            self.source.1.borrow().observation.as_ref(),
+            self.destination.1.borrow().observation.as_ref(),
+        );
+        let mut points = Vec::new();
+        let mut before = point(&self.row.migration);
+        for entry in &entries {
+            let name = point(&entry.after);
+            if name != before {
+                points.push(name);
+            }
+            before = name;
+        }
+        for name in &points {
+            self.planner.parts.faults.pass("before_commit", name).await;
+        }
+        let phase_before = self.row.migration.label();
+        match self.planner.store().commit(&self.row, &entries, &notes, clock::now_us()).await? {
+            Commit::Raced => self.reread().await,
+            Commit::Done(row) => {
+                self.row = *row;
+                self.progress = true;
+                self.trouble_over();
+                for name in &points {
+                    self.planner.parts.faults.pass("after_commit", name).await;
+                }
+                self.log(phase_before, &entries);
+                self.planner.live.ring(self.row.migration.id);
+                Ok(Applied::Moved)
+            }
+        }
+    }
+
+    fn log(&self, before: PhaseLabel, entries: &[vmferry_planner_core::migration::Entry]) {
+        let mut phase = before;
+        for entry in entries {
+            let after = entry.after.label();
+            if after != phase {
+                info!(phase = after.label(), event = entry.event.label(), seq = %self.row.seq, "phase changed");
+            }
+            phase = after;
+        }
+    }
+
+    async fn reread(&mut self) -> Result<Applied, StoreError> {
+        match self.planner.store().migration(self.row.migration.id).await? {
+            Some(row) if row.claim == self.row.claim => {
+                self.row = row;
+                Ok(Applied::Reread)
+            }
+            Some(_) | None => Ok(Applied::Superseded),
+        }
+    }
+
+    async fn keep_lease(&mut self) -> Result<bool, StoreError> {
+        let now = Instant::now();
+        if now < self.lease_due {
+            return Ok(true);
+        }
+        self.lease_due = now + self.planner.lease_renewal();
+        let until = self.planner.lease_until();
+        self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
+    }
+
+    /// Sends what is owed, unless it is under way, was just answered, or has to wait.
+    fn launch(&mut self, sides: &Sides) {
+        if self.pending.is_some() {
+            return;
+        }
+        let Some(effect) = self.row.migration.outstanding() else {
+            self.waits_for(String::new());
+            return;
+        };
+        let Some(end) = effect.side() else { return };
+        let now = Instant::now();
+        let answered = self.answered.as_ref().is_some_and(|(seq, answered, at)| {
+            *seq == self.row.seq && *answered == effect && now < *at + ASK_AGAIN
+        });
+        if answered || now < self.not_before {
+            return;
+        }
+        if let Err(withheld) = evidence::permit(&self.row.migration, &effect, sides) {
+            self.waits_for(format!("{withheld} ({})", effect.label()));
+            return;
+        }
+        self.waits_for(format!("the {} agent to {}", end.label(), effect.label()));
+        self.step = self.step.next();
+        let Some(said) = self.send(&effect) else { return };
+        debug!(effect = effect.label(), step = %self.step, "effect sent");
+        self.pending = Some(Pending { end, effect, said });
+    }
+
+    fn send(&self, effect: &Effect) -> Option<BoxFuture<'static, Said>> {
+        let agents = Arc::clone(&self.planner.parts.agents);
+        let (row, step) = (self.row.clone(), self.step);
+        if *effect == Effect::ArmReceiver {
+            let effect = effect.clone();
+            return Some(Box::pin(async move {
+                let source = &row.migration.source;
+                match agents.describe_source(source, row.migration.vm).await {
+                    Ok(description) => {
+                        let command = command(&row, &effect, Some(description), step);
+                        execute(agents.as_ref(), command).await
+                    }
+                    Err(error) => Said::NotDescribed(error),
+                }
+            }));
+        }
+        let command = command(&row, effect, None::<SourceDescription>, step);
+        Some(Box::pin(async move { execute(agents.as_ref(), command).await }))
+    }
+
+    /// Takes what came of the command under way.
+    async fn hear(&mut self, said: Said) -> Result<Option<Outcome>, StoreError> {
+        let Some(Pending { end, effect, .. }) = self.pending.take() else { return Ok(None) };
+        let reply = match said {
+            Said::Executed(Ok(reply)) => reply,
+            Said::Executed(Err(error)) => return self.refused(end, &effect, error).await,
+            Said::NotDescribed(error) => return self.not_described(error).await,
+        };
+        self.backoff.reset();
+        let Some(observation) = reply.observation else {
+            warn!(effect = effect.label(), "an agent answered without saying what it sees");
+            return Ok(Some(self.claim_anew()));
+        };
+        match end {
+            End::Source => self.source.0.take(observation),
+            End::Destination => self.destination.0.take(observation),
+        }
+        let armed = reply.listener.as_ref().and_then(listener);
+        self.answered = Some((self.row.seq, effect.clone(), Instant::now()));
+        match (effect, armed) {
+            (Effect::ArmReceiver, Some(listener)) => {
+                match self.apply(Event::ReceiverArmed { listener }).await? {
+                    Applied::Superseded => Ok(Some(Outcome::Superseded)),
+                    Applied::Moved | Applied::Nothing | Applied::Reread => Ok(None),
+                }
+            }
+            (
+                Effect::ArmReceiver
+                | Effect::TryAdmit
+                | Effect::StartTransfer { .. }
+                | Effect::OrderSwitchover
+                | Effect::KillSource { .. }
+                | Effect::Commit
+                | Effect::ContinueDestination
+                | Effect::ReleaseSource
+                | Effect::CancelTransfer { .. }
+                | Effect::DestroyReceiver { .. }
+                | Effect::ResumeSource { .. },
+                _,
+            ) => Ok(None),
+        }
+    }
+
+    /// Takes an agent's no, or its silence.
+    async fn refused(
+        &mut self,
+        end: End,
+        effect: &Effect,
+        error: AgentError,
+    ) -> Result<Option<Outcome>, StoreError> {
+        self.trouble(&error);
+        let AgentError::Refused { message, detail, .. } = &error else {
+            // It may have arrived all the same: only under a newer claim can it land no more.
+            debug!(effect = effect.label(), error = %Chain(&error), "effect went unanswered");
+            return Ok(Some(self.claim_anew()));
+        };
+        match detail.code.as_str() {
+            "stale_claim" | "stale_generation" => {
+                self.raise(&error).await?;
+                return Ok(Some(self.claim_anew()));
+            }
+            "step_reused" => {
+                error!(effect = effect.label(), error = %Chain(&error), "a step was used twice");
+                return Ok(Some(self.claim_anew()));
+            }
+            _ => {}
+        }
+        let passes = matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable");
+        let beginning = matches!(effect, Effect::ArmReceiver | Effect::StartTransfer { .. });
+        if beginning && !passes && self.row.migration.label() == PhaseLabel::Admitted {
+            info!(effect = effect.label(), error = %Chain(&error), "refused");
+            let blockers = blockers(host_of(&self.row.migration, end), message, detail);
+            return self.give_back(blockers).await;
+        }
+        warn!(effect = effect.label(), error = %Chain(&error), "effect refused; it is tried again");
+        self.not_before = Instant::now() + self.backoff.next();
+        Ok(None)
+    }
+
+    async fn not_described(&mut self, error: AgentError) -> Result<Option<Outcome>, StoreError> {
+        self.trouble(&error);
+        match &error {
+            AgentError::Refused { message, detail, .. }
+                if !matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable") =>
+            {
+                info!(error = %Chain(&error), "source could not be described");
+                let host = Some(self.row.migration.source.clone());
+                let blockers = blockers(host, message, detail);
+                self.give_back(blockers).await
+            }
+            AgentError::Refused { .. } | AgentError::Unreachable { .. } => {
+                self.not_before = Instant::now() + self.backoff.next();
+                Ok(None)
+            }
+        }
+    }
+
+    async fn give_back(&mut self, blockers: Vec<Blocker>) -> Result<Option<Outcome>, StoreError> {
+        match self.apply(Event::Refused { blockers }).await? {
+            Applied::Superseded => Ok(Some(Outcome::Superseded)),
+            Applied::Moved | Applied::Nothing | Applied::Reread => Ok(None),
+        }
+    }
+
+    fn waits_for(&self, what: String) {
+        self.planner.live.update(self.row.migration.id, |live| live.waits_for = what);
+    }
+
+    fn trouble(&self, error: &AgentError) {
+        let text = Chain(error).to_string();
+        self.planner.live.update(self.row.migration.id, |live| {
+            live.trouble = text;
+            if live.trouble_since_ms == 0 {
+                live.trouble_since_ms = clock::now().value();
+            }
+        });
+    }
+
+    fn trouble_over(&self) {
+        self.planner.live.update(self.row.migration.id, |live| {
+            live.trouble.clear();
+            live.trouble_since_ms = 0;
+        });
+    }
+}
+
+/// Waits for the command under way; for ever if there is none.
+async fn answer(pending: &mut Option<Pending>) -> Said {
+    match pending {
+        Some(pending) => (&mut pending.said).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn execute(agents: &dyn crate::agents::Agents, command: Option<Command>) -> Said {
+    match command {
+        Some(command) => Said::Executed(agents.execute(&command.host, command.request).await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns the name of the fault points around a commit.
+fn point(migration: &Migration) -> &'static str {
+    match &migration.phase {
+        Phase::Captured { switchover: Switchover::Ordered, .. } => "ordered",
+        Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Captured { .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => migration.label().label(),
+    }
+}
+
+/// Returns an agent's no as reasons: all that it named, or else its message.
+fn blockers(
+    host: Option<vmferry_types::HostId>,
+    message: &str,
+    detail: &vmferry_proto::v1::ErrorDetail,
+) -> Vec<Blocker> {
+    if detail.blockers.is_empty() {
+        let code = if detail.code.is_empty() { "refused" } else { &detail.code };
+        return vec![Blocker { code: code.to_owned(), message: message.to_owned(), host }];
+    }
+    detail
+        .blockers
+        .iter()
+        .map(|blocker| Blocker {
+            code: blocker.code.clone(),
+            message: blocker.message.clone(),
+            host: blocker.host_id.parse().ok().or_else(|| host.clone()),
+        })
+        .collect()
+}

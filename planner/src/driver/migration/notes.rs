@@ -1,0 +1,56 @@
+//! Figures that are kept beside the phase.
+
+use vmferry_proto::v1::VmObservation;
+
+use crate::store::{MigrationRow, Notes};
+
+/// Returns the notes to keep with the next commit: the newest figures of both ends.
+pub(super) fn after(
+    row: &MigrationRow,
+    source: Option<&VmObservation>,
+    destination: Option<&VmObservation>,
+) -> Notes {
+    let mut notes = row.notes.clone();
+    let id = row.migration.id.to_string();
+    if let Some(seen) = source.filter(|seen| seen.migration_id == id) {
+        if let Some(transfer) = seen.transfer.as_ref().filter(|of| of.migration_id == id) {
+            notes.transfer = transfer.clone();
+        }
+        if seen.stopped_at_us != 0 {
+            notes.stopped_at_us = seen.stopped_at_us;
+            notes.source_boot.clone_from(&seen.boot_id);
+        }
+    }
+    if let Some(seen) = destination.filter(|seen| seen.migration_id == id)
+        && let Some(pause) = pause_us(&notes, seen)
+    {
+        notes.pause_us = pause;
+    }
+    notes
+}
+
+/// Returns how long the guest stood still, if one machine's clock saw both ends of it.
+pub(super) fn pause_us(notes: &Notes, destination: &VmObservation) -> Option<u64> {
+    let one_clock = !notes.source_boot.is_empty() && notes.source_boot == destination.boot_id;
+    let both = notes.stopped_at_us != 0 && destination.resumed_at_us != 0;
+    (one_clock && both).then(|| destination.resumed_at_us.saturating_sub(notes.stopped_at_us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_machines_clocks_are_not_compared() {
+        let notes =
+            Notes { stopped_at_us: 1_000, source_boot: "one".to_owned(), ..Notes::default() };
+        let destination = |boot: &str| VmObservation {
+            boot_id: boot.to_owned(),
+            resumed_at_us: 4_500,
+            ..VmObservation::default()
+        };
+        assert_eq!(pause_us(&notes, &destination("one")), Some(3_500));
+        assert_eq!(pause_us(&notes, &destination("two")), None);
+        assert_eq!(pause_us(&Notes::default(), &destination("")), None);
+    }
+}

@@ -1,0 +1,345 @@
+//! Drives one start or stop.
+//!
+//! The same fence as a migration's: the next claim in the store, the claim at the host's agent,
+//! then one command. It ends only on that agent's word: that the VM's QEMU runs, that it is proven
+//! gone, or that the command was refused and the VM is as before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{Instrument as _, debug, error, info, info_span, warn};
+use vmferry_proto::v1::execute_request::Action;
+use vmferry_proto::v1::{
+    ClaimRequest, ExecuteReply, ExecuteRequest, Fence, GoneProof, Knowledge, StartVm, StopHow,
+    StopVm, VmObservation,
+};
+use vmferry_types::{Claim, MigrationId, PowerState, Role, Step};
+
+use super::Backoff;
+use super::side::{Side, SideView};
+use crate::agents::{AgentError, Answer};
+use crate::clock;
+use crate::planner::Planner;
+use crate::store::{Commit, Ends, PowerAction, PowerKind, PowerPhase, StoreError};
+use crate::telemetry::Chain;
+
+/// What the agent says is looked at again this often while nothing changes.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Drives a start or stop until it has ended.
+pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
+    let mut backoff = Backoff::new();
+    loop {
+        let action = match planner.store().claim_power(id, clock::now()).await {
+            Ok(Some(action)) => action,
+            Ok(None) => return,
+            Err(error) => {
+                error!(migration_id = %id, error = %Chain(&error), "start or stop could not be claimed");
+                return;
+            }
+        };
+        let span = info_span!(parent: None, "power", migration_id = %id, vm_id = %action.vm,
+            host_id = %action.host, kind = action.kind.label(), claim = %action.claim);
+        match under_one_claim(planner, &action).instrument(span).await {
+            Ok(Outcome::Ended) => {
+                planner.power_changed();
+                planner.wake.notify_one();
+                return;
+            }
+            Ok(Outcome::ClaimAnew) => {}
+            Err(error) => {
+                error!(migration_id = %id, error = %Chain(&error), "driver stopped; the row stays as it is");
+                return;
+            }
+        }
+        tokio::time::sleep(backoff.next()).await;
+    }
+}
+
+enum Outcome {
+    Ended,
+    ClaimAnew,
+}
+
+async fn under_one_claim(
+    planner: &Arc<Planner>,
+    action: &PowerAction,
+) -> Result<Outcome, StoreError> {
+    let claim = ClaimRequest {
+        vm_id: action.vm.to_string(),
+        migration_id: action.id.to_string(),
+        generation: action.generation.value(),
+        claim: action.claim.value(),
+        hold_limit_ms: 0,
+    };
+    let side = Side::open(Arc::clone(&planner.parts.agents), action.host.clone(), claim);
+    let mut view = side.subscribe();
+    let mut step = Step::from_stored(0);
+    let mut backoff = Backoff::new();
+    loop {
+        let seen = view.borrow_and_update().clone();
+        note_trouble(planner, action, &seen);
+        if let Some(error) = &seen.fenced {
+            raise(planner, action, error).await?;
+            return Ok(Outcome::ClaimAnew);
+        }
+        let Some(observation) = seen.observation.filter(|_| seen.claimed) else {
+            changed(&mut view).await;
+            continue;
+        };
+        if let Some(end) = settled(action, &observation) {
+            return finish(planner, action, end).await;
+        }
+        if !ready(&observation) {
+            changed(&mut view).await;
+            continue;
+        }
+        step = step.next();
+        let Some(request) = request(planner, action, step).await? else {
+            return finish(planner, action, gone_from_store(action)).await;
+        };
+        match planner.parts.agents.execute(&action.host, request).await {
+            Ok(reply) => {
+                if let Some(end) = accomplished(action, &reply) {
+                    return finish(planner, action, end).await;
+                }
+            }
+            answer @ Err(_) => match refused(planner, action, answer).await? {
+                Refused::ClaimAnew => return Ok(Outcome::ClaimAnew),
+                Refused::Later => {}
+                Refused::For(text) => {
+                    if let Some(end) = as_before(planner, action, text).await {
+                        return finish(planner, action, end).await;
+                    }
+                }
+            },
+        }
+        tokio::time::sleep(backoff.next()).await;
+    }
+}
+
+async fn changed(view: &mut watch::Receiver<SideView>) {
+    tokio::select! {
+        _ = view.changed() => {}
+        () = tokio::time::sleep(TICK) => {}
+    }
+}
+
+fn note_trouble(planner: &Planner, action: &PowerAction, seen: &SideView) {
+    let trouble = seen.trouble.as_ref().map(|error| Chain(error).to_string()).unwrap_or_default();
+    if planner.live.seen(action.id).trouble != trouble {
+        planner.live.update(action.id, |live| live.trouble = trouble);
+    }
+}
+
+/// Says whether the agent may be commanded.
+fn ready(observation: &VmObservation) -> bool {
+    match observation.knowledge() {
+        Knowledge::Known | Knowledge::UnknownVm | Knowledge::Unresponsive => true,
+        Knowledge::Unspecified | Knowledge::Learning | Knowledge::Unreadable => false,
+    }
+}
+
+/// Says whether the agent's word alone ends the action: a driver before this one got through.
+fn settled(action: &PowerAction, observation: &VmObservation) -> Option<Ends> {
+    match action.kind {
+        PowerKind::Start if runs(observation) => Some(Ends {
+            phase: PowerPhase::Done,
+            power: PowerState::Running,
+            error: String::new(),
+            gone: None,
+            resolved_machine: String::new(),
+        }),
+        PowerKind::Stop => stopped(observation).map(|gone| Ends {
+            phase: PowerPhase::Done,
+            power: PowerState::Stopped,
+            error: String::new(),
+            gone: Some(gone),
+            resolved_machine: String::new(),
+        }),
+        PowerKind::Start => None,
+    }
+}
+
+fn runs(observation: &VmObservation) -> bool {
+    observation.knowledge() == Knowledge::Known
+        && Role::from_label(&observation.role) == Some(Role::Running)
+        && observation.qemu.as_ref().is_some_and(|qemu| qemu.alive)
+        && observation.gone.is_none()
+        && observation.run_state == "running"
+}
+
+/// Returns the proof that the VM has no QEMU process here.
+fn stopped(observation: &VmObservation) -> Option<GoneProof> {
+    let known = matches!(observation.knowledge(), Knowledge::Known | Knowledge::UnknownVm);
+    observation.gone.clone().filter(|_| known)
+}
+
+/// Says whether the agent's word is that nothing of the VM runs here.
+fn nothing_runs(observation: &VmObservation) -> bool {
+    match observation.knowledge() {
+        Knowledge::UnknownVm => true,
+        Knowledge::Known => match Role::from_label(&observation.role) {
+            Some(Role::Stopped | Role::Absent) => true,
+            Some(Role::Running | Role::Held | Role::Receiver) => observation.gone.is_some(),
+            None => observation.role.is_empty(),
+        },
+        Knowledge::Unspecified
+        | Knowledge::Learning
+        | Knowledge::Unresponsive
+        | Knowledge::Unreadable => false,
+    }
+}
+
+async fn request(
+    planner: &Planner,
+    action: &PowerAction,
+    step: Step,
+) -> Result<Option<ExecuteRequest>, StoreError> {
+    let fence = Fence {
+        vm_id: action.vm.to_string(),
+        migration_id: action.id.to_string(),
+        generation: action.generation.value(),
+        claim: action.claim.value(),
+        step: step.value(),
+    };
+    let action = match action.kind {
+        PowerKind::Start => {
+            let Some(vm) = planner.store().vm(action.vm).await? else { return Ok(None) };
+            Action::StartVm(StartVm {
+                definition: vm.definition,
+                resolved_machine: vm.resolved_machine,
+            })
+        }
+        PowerKind::Stop => {
+            let how = if action.record.how == "quit" { StopHow::Quit } else { StopHow::Powerdown };
+            Action::StopVm(StopVm { how: how.into(), deadline_ms: action.record.deadline_ms })
+        }
+    };
+    Ok(Some(ExecuteRequest { fence: Some(fence), action: Some(action) }))
+}
+
+/// Reads from an answer that the command did what it was for.
+fn accomplished(action: &PowerAction, reply: &ExecuteReply) -> Option<Ends> {
+    match action.kind {
+        PowerKind::Start => reply.observation.as_ref().filter(|seen| runs(seen)).map(|_| Ends {
+            phase: PowerPhase::Done,
+            power: PowerState::Running,
+            error: String::new(),
+            gone: None,
+            resolved_machine: reply.resolved_machine.clone(),
+        }),
+        PowerKind::Stop => {
+            let seen = || reply.observation.as_ref().and_then(stopped);
+            reply.gone.clone().or_else(seen).map(|gone| Ends {
+                phase: PowerPhase::Done,
+                power: PowerState::Stopped,
+                error: String::new(),
+                gone: Some(gone),
+                resolved_machine: String::new(),
+            })
+        }
+    }
+}
+
+enum Refused {
+    /// The command may have arrived, or the claim is behind.
+    ClaimAnew,
+    /// The agent is not ready.
+    Later,
+    /// The agent says no, and why.
+    For(String),
+}
+
+async fn refused(
+    planner: &Planner,
+    action: &PowerAction,
+    answer: Answer<ExecuteReply>,
+) -> Result<Refused, StoreError> {
+    let Err(error) = answer else { return Ok(Refused::Later) };
+    planner.live.update(action.id, |live| live.trouble = Chain(&error).to_string());
+    let AgentError::Refused { message, detail, .. } = &error else {
+        debug!(error = %Chain(&error), "command went unanswered");
+        return Ok(Refused::ClaimAnew);
+    };
+    Ok(match detail.code.as_str() {
+        "stale_claim" | "stale_generation" => {
+            raise(planner, action, &error).await?;
+            Refused::ClaimAnew
+        }
+        "step_reused" => Refused::ClaimAnew,
+        "learning" | "unresponsive" | "unreadable" => Refused::Later,
+        _ => Refused::For(reasons(message, detail)),
+    })
+}
+
+/// Returns an agent's no in its own words, with all reasons.
+fn reasons(message: &str, detail: &vmferry_proto::v1::ErrorDetail) -> String {
+    let all: Vec<&str> = detail.blockers.iter().map(|blocker| blocker.message.as_str()).collect();
+    if all.is_empty() { message.to_owned() } else { all.join("; ") }
+}
+
+async fn raise(
+    planner: &Planner,
+    action: &PowerAction,
+    error: &AgentError,
+) -> Result<(), StoreError> {
+    warn!(error = %Chain(error), "the agent knows a newer claim");
+    if let AgentError::Refused { detail, .. } = error {
+        let known = Claim::from_stored(detail.known_claim);
+        planner.store().raise_claim(action.vm, known, clock::now()).await?;
+    }
+    Ok(())
+}
+
+/// After a refusal: how the action ends if the VM is as it was before; `None` if that is not known.
+async fn as_before(planner: &Planner, action: &PowerAction, text: String) -> Option<Ends> {
+    let look = vmferry_proto::v1::ObserveRequest {
+        vm_id: action.vm.to_string(),
+        claim: action.claim.value(),
+    };
+    let seen = planner.parts.agents.observe(&action.host, look).await.ok()?;
+    if let Some(end) = settled(action, &seen) {
+        return Some(end);
+    }
+    let failed = |power| Ends {
+        phase: PowerPhase::Failed,
+        power,
+        error: text.clone(),
+        gone: seen.gone.clone(),
+        resolved_machine: String::new(),
+    };
+    match action.kind {
+        PowerKind::Start if nothing_runs(&seen) => Some(failed(PowerState::Stopped)),
+        PowerKind::Stop if seen.qemu.as_ref().is_some_and(|qemu| qemu.alive) => {
+            Some(failed(PowerState::Running))
+        }
+        PowerKind::Start | PowerKind::Stop => None,
+    }
+}
+
+fn gone_from_store(action: &PowerAction) -> Ends {
+    Ends {
+        phase: PowerPhase::Failed,
+        power: PowerState::from_label(&action.record.power_before).unwrap_or(PowerState::Stopped),
+        error: "the VM is not in the store any more".to_owned(),
+        gone: None,
+        resolved_machine: String::new(),
+    }
+}
+
+async fn finish(planner: &Planner, action: &PowerAction, end: Ends) -> Result<Outcome, StoreError> {
+    match planner.store().end_power(action, &end, clock::now_us()).await? {
+        Commit::Done(()) => {
+            info!(
+                power = end.power.label(),
+                state = end.phase.label(),
+                error = end.error,
+                "start or stop ended"
+            );
+            Ok(Outcome::Ended)
+        }
+        Commit::Raced => Ok(Outcome::ClaimAnew),
+    }
+}

@@ -1,0 +1,278 @@
+//! What hosts report, and what follows from it.
+//!
+//! Reports live in memory: after a restart the fleet is known again within one report interval,
+//! and until then a host that has not reported takes no placements. A missing report proves
+//! nothing (rule R1); what a report does say is held against the store, and a contradiction is
+//! shown, not resolved by guessing.
+
+mod fleet;
+mod truth;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing::{info, warn};
+use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
+use vmferry_types::{HostId, Timestamp, VmId};
+
+pub use fleet::snapshot;
+
+use crate::agents::rpc::Directory;
+use crate::config::{Config, HostSettings};
+use crate::store::{HostRow, SavedHost, Store, StoreError};
+
+/// Agent processes of one host that were followed by another are remembered, so that a straggler
+/// of theirs, or a second agent under the same id, is told apart from a restart.
+const SUPERSEDED_MAX: usize = 16;
+
+/// A host as it was last heard.
+#[derive(Clone, Debug)]
+pub struct KnownHost {
+    /// What it said.
+    pub report: Arc<HostReport>,
+    /// When that arrived, by the planner's clock.
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    row: Option<HostRow>,
+    heard: Option<KnownHost>,
+    superseded: VecDeque<String>,
+}
+
+/// All hosts, as they introduced themselves and as they were last heard.
+#[derive(Debug)]
+pub struct Inventory {
+    settings: BTreeMap<HostId, HostSettings>,
+    directory: Arc<Directory>,
+    entries: Mutex<BTreeMap<HostId, Entry>>,
+}
+
+/// Whether a report is news.
+enum Reception {
+    New {
+        introduce: bool,
+    },
+    /// A straggler: an older report of the same agent process.
+    Old,
+    Refused(String),
+}
+
+impl Inventory {
+    /// Knows the hosts of the store, none of which has been heard yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn load(
+        config: &Config,
+        directory: Arc<Directory>,
+        store: &dyn Store,
+    ) -> Result<Self, StoreError> {
+        let mut entries = BTreeMap::new();
+        for row in store.hosts().await? {
+            directory.learn(&row.id, &row.agent_address);
+            let id = row.id.clone();
+            entries.insert(id, Entry { row: Some(row), ..Entry::default() });
+        }
+        Ok(Self { settings: config.hosts.clone(), directory, entries: Mutex::new(entries) })
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<HostId, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns every host with what it last said, if it said anything since this planner started.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<(HostRow, Option<KnownHost>)> {
+        self.locked()
+            .values()
+            .filter_map(|entry| Some((entry.row.clone()?, entry.heard.clone())))
+            .collect()
+    }
+
+    /// Returns what operators say of a host.
+    #[must_use]
+    pub fn settings(&self, host: &HostId) -> HostSettings {
+        self.settings.get(host).cloned().unwrap_or_default()
+    }
+
+    /// Resolves a host by id, or else by display name.
+    #[must_use]
+    pub fn resolve(&self, name: &str) -> Option<HostId> {
+        let entries = self.locked();
+        let by_id = entries.keys().find(|id| id.as_str() == name);
+        let by_name = || {
+            entries
+                .iter()
+                .find(|(_, entry)| entry.row.as_ref().is_some_and(|row| row.name == name))
+                .map(|(id, _)| id)
+        };
+        by_id.or_else(by_name).cloned()
+    }
+
+    /// Returns what each host last said of a VM.
+    #[must_use]
+    pub fn reported(&self, vm: VmId) -> Vec<(HostId, VmReport)> {
+        let wanted = vm.to_string();
+        self.locked()
+            .iter()
+            .filter_map(|(id, entry)| {
+                let heard = entry.heard.as_ref()?;
+                let report = heard.report.vms.iter().find(|vm| vm.vm_id == wanted)?;
+                Some((id.clone(), report.clone()))
+            })
+            .collect()
+    }
+
+    /// Takes a report.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does. A host that is not wanted is told so in the answer.
+    pub async fn report(
+        &self,
+        store: &dyn Store,
+        report: HostReport,
+        now: Timestamp,
+    ) -> Result<ReportReply, StoreError> {
+        let refused = |why: String| ReportReply { refused: why, generations: Vec::new() };
+        let host: HostId = match report.host_id.parse() {
+            Ok(host) => host,
+            Err(error) => {
+                return Ok(refused(format!(
+                    "host id `{}` cannot be used: {error}",
+                    report.host_id
+                )));
+            }
+        };
+        if let Some(why) = unusable(&report) {
+            return Ok(refused(why));
+        }
+        let report = Arc::new(report);
+        match self.receive(&host, &report) {
+            Reception::Refused(why) => {
+                warn!(host_id = %host, reason = why, "report refused");
+                return Ok(refused(why));
+            }
+            Reception::Old => return Ok(ReportReply::default()),
+            Reception::New { introduce: true } => {
+                if let Some(why) = self.introduce(store, &host, &report, now).await? {
+                    warn!(host_id = %host, reason = why, "report refused");
+                    return Ok(refused(why));
+                }
+            }
+            Reception::New { introduce: false } => {}
+        }
+        self.keep(&host, Arc::clone(&report), now);
+        let mut generations = Vec::with_capacity(report.vms.len());
+        for vm in &report.vms {
+            let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
+            if let Some(row) = truth::compare(store, &host, &report, (id, vm), now).await? {
+                generations.push(VmGeneration {
+                    vm_id: row.id.to_string(),
+                    generation: row.generation.value(),
+                    claim: row.claim.value(),
+                    host_id: row.host.map(|host| host.to_string()).unwrap_or_default(),
+                });
+            }
+        }
+        Ok(ReportReply { refused: String::new(), generations })
+    }
+
+    /// Decides what a report is, before anything is kept of it.
+    fn receive(&self, host: &HostId, report: &HostReport) -> Reception {
+        let entries = self.locked();
+        let Some(entry) = entries.get(host) else {
+            return Reception::New { introduce: true };
+        };
+        if entry.superseded.contains(&report.agent_instance) {
+            return Reception::Refused(format!(
+                "another agent process reports as host {host} since; two agents must not share a host id: stop one of them or give it its own id"
+            ));
+        }
+        if let Some(heard) = &entry.heard
+            && heard.report.agent_instance == report.agent_instance
+            && heard.report.sequence >= report.sequence
+        {
+            return Reception::Old;
+        }
+        let same = entry.row.as_ref().is_some_and(|row| {
+            row.name == display_name(report)
+                && row.boot_id == report.boot_id
+                && row.agent_address == report.agent_address
+        });
+        Reception::New { introduce: !same }
+    }
+
+    /// Writes who the host is; says why it is not wanted, if so.
+    async fn introduce(
+        &self,
+        store: &dyn Store,
+        host: &HostId,
+        report: &HostReport,
+        now: Timestamp,
+    ) -> Result<Option<String>, StoreError> {
+        let row = HostRow {
+            id: host.clone(),
+            name: display_name(report).to_owned(),
+            boot_id: report.boot_id.clone(),
+            agent_address: report.agent_address.clone(),
+            last_report: now,
+            declared_dead: None,
+        };
+        match store.save_host(&row).await? {
+            SavedHost::Saved => {
+                info!(host_id = %host, name = row.name, address = row.agent_address, "host introduced itself");
+                self.locked().entry(host.clone()).or_default().row = Some(row);
+                Ok(None)
+            }
+            SavedHost::NameTaken { by } => Ok(Some(format!(
+                "host {host} reports the display name `{}`, which host {by} has; give one of the two another `name`",
+                row.name
+            ))),
+        }
+    }
+
+    fn keep(&self, host: &HostId, report: Arc<HostReport>, now: Timestamp) {
+        self.directory.learn(host, &report.agent_address);
+        let mut entries = self.locked();
+        let entry = entries.entry(host.clone()).or_default();
+        if let Some(before) = &entry.heard
+            && before.report.agent_instance != report.agent_instance
+        {
+            entry.superseded.push_back(before.report.agent_instance.clone());
+            if entry.superseded.len() > SUPERSEDED_MAX {
+                entry.superseded.pop_front();
+            }
+        }
+        entry.heard = Some(KnownHost { report, at: now });
+    }
+}
+
+/// Returns the name that a host is shown under.
+fn display_name(report: &HostReport) -> &str {
+    if report.name.is_empty() { &report.host_id } else { &report.name }
+}
+
+/// Says what is wrong with a report that no agent of ours sends.
+fn unusable(report: &HostReport) -> Option<String> {
+    const VMS_MAX: usize = 10_000;
+    if report.agent_address.is_empty() {
+        return Some("agent_address is empty: the planner could not reach the agent".to_owned());
+    }
+    if report.agent_instance.is_empty() {
+        return Some("agent_instance is empty".to_owned());
+    }
+    if report.name.len() > 255 {
+        return Some("name is longer than 255 bytes".to_owned());
+    }
+    if report.vms.len() > VMS_MAX {
+        return Some(format!(
+            "{} VMs are more than the {VMS_MAX} that one host may report",
+            report.vms.len()
+        ));
+    }
+    None
+}

@@ -1,0 +1,149 @@
+//! What a host says of a VM, held against what the store says.
+
+use tracing::{info, warn};
+use vmferry_proto::v1::{GoneProof, HostReport, Knowledge, VmReport};
+use vmferry_types::{
+    Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Role, Timestamp, VmId,
+};
+
+use crate::store::{Defined, Followed, Lost, Store, StoreError, VmRow};
+
+/// Holds one reported VM against the store, and returns the row that is true afterwards.
+pub(super) async fn compare(
+    store: &dyn Store,
+    host: &HostId,
+    report: &HostReport,
+    (id, vm): (VmId, &VmReport),
+    now: Timestamp,
+) -> Result<Option<VmRow>, StoreError> {
+    // What an agent has not learnt, or cannot read, proves nothing.
+    let believed = !report.learning
+        && !report.journal_unreadable
+        && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
+    let known = store.vm(id).await?;
+    let Some(role) = Role::from_label(&vm.role).filter(|_| believed) else {
+        return Ok(known);
+    };
+    match known {
+        None => adopt(store, host, (id, vm), role, now).await,
+        Some(row) => follow(store, host, vm, role, row, now).await,
+    }
+}
+
+/// Takes a VM into the store that only its host knew (rule R13).
+async fn adopt(
+    store: &dyn Store,
+    host: &HostId,
+    (id, vm): (VmId, &VmReport),
+    role: Role,
+    now: Timestamp,
+) -> Result<Option<VmRow>, StoreError> {
+    let power = match role {
+        Role::Running | Role::Held => PowerState::Running,
+        Role::Stopped => PowerState::Stopped,
+        // A receiver is half of a migration; the other half says whose the VM is.
+        Role::Receiver | Role::Absent => return Ok(None),
+    };
+    let row = VmRow {
+        id,
+        name: vm.vm_name.clone(),
+        host: Some(host.clone()),
+        power,
+        generation: Generation::from_stored(vm.generation),
+        claim: Claim::from_stored(vm.claim),
+        admission: None,
+        error: String::new(),
+        definition: vm.definition.clone(),
+        resolved_machine: vm.resolved_machine.clone(),
+        memory: Bytes(vm.configured_memory_bytes),
+        cpu: MilliCpu(vm.cpu_milli),
+    };
+    match store.adopt_vm(&row, now).await? {
+        Defined::New => {
+            info!(vm_id = %id, host_id = %host, role = role.label(), "VM adopted from a report");
+            Ok(Some(row))
+        }
+        Defined::Taken(row) => Ok(Some(row)),
+    }
+}
+
+/// Lets a known VM follow what was done to it without the planner, and notes its loss.
+async fn follow(
+    store: &dyn Store,
+    host: &HostId,
+    vm: &VmReport,
+    role: Role,
+    mut row: VmRow,
+    now: Timestamp,
+) -> Result<Option<VmRow>, StoreError> {
+    let claim = Claim::from_stored(vm.claim);
+    let generation = Generation::from_stored(vm.generation);
+    if claim > row.claim && row.admission.is_some() {
+        // The next claim has to be above every claim that an agent has seen.
+        store.raise_claim(row.id, claim, now).await?;
+        row.claim = claim;
+        return Ok(Some(row));
+    }
+    if row.admission.is_some() {
+        return Ok(Some(row));
+    }
+    if claim < row.claim || generation < row.generation {
+        return Ok(Some(row));
+    }
+    if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
+        return lose(store, host, vm, gone, row, now).await.map(Some);
+    }
+    let power = match role {
+        Role::Running | Role::Held => PowerState::Running,
+        Role::Stopped => PowerState::Stopped,
+        Role::Receiver | Role::Absent => return Ok(Some(row)),
+    };
+    // The same claim was this planner's own word; only a newer one is someone else's.
+    let newer = generation > row.generation || claim > row.claim;
+    let here = row.host.as_ref() == Some(host);
+    if !newer || (power == PowerState::Stopped && !here) {
+        return Ok(Some(row));
+    }
+    let followed = Followed { vm: row.id, host: host.clone(), power, generation, claim };
+    if store.follow_vm(&followed, now).await? {
+        info!(vm_id = %row.id, host_id = %host, power = power.label(), %generation, %claim,
+            "VM was changed without the planner");
+    }
+    Ok(store.vm(row.id).await?)
+}
+
+async fn lose(
+    store: &dyn Store,
+    host: &HostId,
+    vm: &VmReport,
+    gone: &GoneProof,
+    row: VmRow,
+    now: Timestamp,
+) -> Result<VmRow, StoreError> {
+    let lost = Lost {
+        vm: row.id,
+        host: host.clone(),
+        generation: Generation::from_stored(vm.generation),
+        claim: Claim::from_stored(vm.claim),
+        cause: loss(host, gone),
+    };
+    if !store.mark_lost(&lost, now).await? {
+        return Ok(row);
+    }
+    warn!(vm_id = %lost.vm, host_id = %host, cause = lost.cause, "VM is lost: its QEMU ended by itself");
+    Ok(VmRow { power: PowerState::Lost, error: lost.cause, ..row })
+}
+
+/// Says how a QEMU ended, in its own words where it left any.
+fn loss(host: &HostId, gone: &GoneProof) -> String {
+    let mut text = format!("QEMU on host {host} ended");
+    if !gone.ended.is_empty() {
+        text.push_str(&format!(" ({})", gone.ended));
+    }
+    let tail = gone.stderr_tail.trim();
+    if !tail.is_empty() {
+        text.push_str(": ");
+        text.push_str(tail);
+    }
+    text
+}

@@ -1,0 +1,81 @@
+//! What is seen of migrations under way, and is not worth a write: the last figures, what each
+//! waits for, and a bell for those who watch.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::watch;
+use vmferry_proto::v1::VmObservation;
+use vmferry_types::MigrationId;
+
+/// What was last seen of one migration.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The source's last answer.
+    pub source: Option<VmObservation>,
+    /// The destination's last answer.
+    pub destination: Option<VmObservation>,
+    /// What the driver waits for, for people; empty while it waits for nothing in particular.
+    pub waits_for: String,
+    /// The last thing that kept it from going on: the real text.
+    pub trouble: String,
+    /// Since when there is trouble, in milliseconds since 1970; 0 if there is none.
+    pub trouble_since_ms: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seen: Seen,
+    bell: watch::Sender<u64>,
+}
+
+/// What is seen of all migrations under way.
+#[derive(Debug, Default)]
+pub struct Live {
+    entries: Mutex<BTreeMap<MigrationId, Entry>>,
+}
+
+impl Live {
+    fn with<T>(&self, id: MigrationId, act: impl FnOnce(&mut Entry) -> T) -> T {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries
+            .entry(id)
+            .or_insert_with(|| Entry { seen: Seen::default(), bell: watch::channel(0).0 });
+        act(entry)
+    }
+
+    /// Changes what is seen and rings.
+    pub fn update(&self, id: MigrationId, change: impl FnOnce(&mut Seen)) {
+        self.with(id, |entry| {
+            change(&mut entry.seen);
+            entry.bell.send_modify(|count| *count = count.wrapping_add(1));
+        });
+    }
+
+    /// Rings: the row has changed.
+    pub fn ring(&self, id: MigrationId) {
+        self.update(id, |_| {});
+    }
+
+    /// Returns what is seen.
+    #[must_use]
+    pub fn seen(&self, id: MigrationId) -> Seen {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.get(&id).map(|entry| entry.seen.clone()).unwrap_or_default()
+    }
+
+    /// Subscribes to the bell.
+    #[must_use]
+    pub fn subscribe(&self, id: MigrationId) -> watch::Receiver<u64> {
+        self.with(id, |entry| entry.bell.subscribe())
+    }
+
+    /// Forgets a migration that has ended and that nobody watches; rings a last time.
+    pub fn end(&self, id: MigrationId) {
+        self.ring(id);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.get(&id).is_some_and(|entry| entry.bell.receiver_count() == 0) {
+            entries.remove(&id);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What all parts of the planner share, and who drives what.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+use vmferry_types::{MigrationId, RequestId, Timestamp, VmId};
+
+use crate::agents::Agents;
+use crate::config::Config;
+use crate::faults::FaultPoints;
+use crate::inventory::Inventory;
+use crate::live::Live;
+use crate::shutdown::Shutdown;
+use crate::store::Store;
+use crate::{clock, driver};
+
+/// The parts that a planner is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// What it was told from outside.
+    pub config: Config,
+    /// What it holds to be true.
+    pub store: Arc<dyn Store>,
+    /// Whom it commands.
+    pub agents: Arc<dyn Agents>,
+    /// Whom it heard of.
+    pub inventory: Inventory,
+    /// Where a test may hold it.
+    pub faults: FaultPoints,
+    /// What ends it.
+    pub shutdown: Shutdown,
+}
+
+/// One running planner.
+#[derive(Debug)]
+pub struct Planner {
+    /// Its parts.
+    pub parts: Parts,
+    /// What is seen of migrations under way.
+    pub live: Live,
+    /// The name under which it holds leases: fresh for every start.
+    pub owner: String,
+    /// Wakes the reconciler.
+    pub wake: Notify,
+    drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
+    power: watch::Sender<u64>,
+}
+
+/// What kind of admission a driver is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drives {
+    /// A migration.
+    Migration,
+    /// A start or a stop.
+    Power,
+}
+
+impl Planner {
+    /// Puts a planner together. Nothing is driven until the reconciler runs.
+    #[must_use]
+    pub fn new(parts: Parts) -> Arc<Self> {
+        Arc::new(Self {
+            parts,
+            live: Live::default(),
+            owner: Uuid::new_v4().to_string(),
+            wake: Notify::new(),
+            drivers: Mutex::new(BTreeMap::new()),
+            power: watch::channel(0).0,
+        })
+    }
+
+    /// Returns the store.
+    #[must_use]
+    pub fn store(&self) -> &dyn Store {
+        self.parts.store.as_ref()
+    }
+
+    /// Makes sure that an open admission has a driver in this process.
+    pub fn drive(self: &Arc<Self>, id: MigrationId, kind: Drives) {
+        let nudge = Arc::new(Notify::new());
+        {
+            let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+            if drivers.contains_key(&id) {
+                return;
+            }
+            drivers.insert(id, Arc::clone(&nudge));
+        }
+        let registration = Registration { planner: Arc::clone(self), id };
+        let planner = Arc::clone(self);
+        self.parts.shutdown.spawn(async move {
+            // Dropped however the task ends, so that the reconciler can give the row a new driver.
+            let _registration = registration;
+            match kind {
+                Drives::Migration => driver::migration::drive(&planner, id, &nudge).await,
+                Drives::Power => driver::power::drive(&planner, id).await,
+            }
+        });
+    }
+
+    /// Tells the driver of a migration, if it is in this process, that the row has changed.
+    pub fn nudge(&self, id: MigrationId) {
+        let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nudge) = drivers.get(&id) {
+            nudge.notify_one();
+        }
+        drop(drivers);
+        self.live.ring(id);
+    }
+
+    /// Rings for everyone who waits for a start or stop to end.
+    pub fn power_changed(&self) {
+        self.power.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Subscribes to ends of starts and stops.
+    #[must_use]
+    pub fn power_changes(&self) -> watch::Receiver<u64> {
+        self.power.subscribe()
+    }
+
+    /// Returns until when a lease taken now holds.
+    #[must_use]
+    pub fn lease_until(&self) -> Timestamp {
+        let lease = u64::try_from(self.parts.config.policy.lease.as_millis()).unwrap_or(u64::MAX);
+        Timestamp(clock::now().value().saturating_add(lease))
+    }
+
+    /// Returns how often a lease is renewed: twice before it ends.
+    #[must_use]
+    pub fn lease_renewal(&self) -> Duration {
+        self.parts.config.policy.lease / 3
+    }
+}
+
+struct Registration {
+    planner: Arc<Planner>,
+    id: MigrationId,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut drivers = self.planner.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.remove(&self.id);
+        drop(drivers);
+        self.planner.wake.notify_one();
+    }
+}
+
+/// Mints the id of an admission; ordered by time, so that lists read naturally.
+#[must_use]
+pub fn fresh_admission() -> MigrationId {
+    MigrationId::from_u128(Uuid::now_v7().as_u128())
+}
+
+/// Mints the id of a VM that came without one.
+#[must_use]
+pub fn fresh_vm() -> VmId {
+    VmId::from_u128(Uuid::new_v4().as_u128())
+}
+
+/// Mints the id of a request that came without one.
+#[must_use]
+pub fn fresh_request() -> RequestId {
+    RequestId::from_u128(Uuid::new_v4().as_u128())
+}
