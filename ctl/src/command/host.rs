@@ -22,7 +22,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
     match command {
         Command::List => {
             let reply = client.list_hosts().await?;
-            output.answer(&reply.hosts, |hosts| render::host::list(hosts));
+            output.answer(&reply, |reply| render::host::list(&reply.hosts));
         }
         Command::Show { host } => {
             let host = client.host(&host).await?;

@@ -76,7 +76,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
             let ListArgs { open, stuck, vm, limit } = args;
             let request = ListMigrationsRequest { vm, open, stuck, limit };
             let reply = client.list_migrations(request).await?;
-            output.answer(&reply.migrations, |migrations| render::migration::list(migrations));
+            output.answer(&reply, |reply| render::migration::list(&reply.migrations));
             Ok(())
         }
         Command::Show { id } => {

@@ -133,7 +133,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
     match command {
         Command::List { host } => {
             let reply = client.list_vms(&host).await?;
-            output.answer(&reply.vms, |vms| render::vm::list(vms));
+            output.answer(&reply, |reply| render::vm::list(&reply.vms));
             Ok(())
         }
         Command::Show { vm } => {

@@ -8,7 +8,7 @@ use expect_test::expect;
 use prost::Message as _;
 use tokio::process::Command;
 use tonic::{Code, Status};
-use vmferry_proto::v1::{Blocker, ErrorDetail, Host, Migration, Stuck, Vm};
+use vmferry_proto::v1::{Blocker, ErrorDetail, Host, ListHostsReply, Migration, Stuck, Vm};
 
 use fake_planner::{Answers, FakePlanner, StreamEnd};
 
@@ -220,7 +220,7 @@ async fn json_is_the_planners_message() {
     let host = Host { id: "a".into(), free_memory_bytes: 1 << 30, ..Host::default() };
     let answers = Answers { hosts: vec![host.clone()], ..Answers::default() };
     let (ended, _) = run(answers, &["host", "list", "-o", "json"]).await;
-    assert_eq!(serde_json::from_str::<Vec<Host>>(&ended.stdout).unwrap(), [host]);
+    assert_eq!(serde_json::from_str::<ListHostsReply>(&ended.stdout).unwrap().hosts, [host]);
 }
 
 #[tokio::test]
