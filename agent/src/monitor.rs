@@ -347,7 +347,7 @@ impl Monitor {
         deadline: Duration,
     ) -> Result<C::Ok, MonitorError> {
         let arguments = encode(&command)?;
-        decode::<C>(&self.call(Band::In, C::NAME, arguments, Vec::new(), deadline).await?)
+        decode::<C>(&self.call(Call::new(Band::In, C::NAME, arguments), deadline).await?)
     }
 
     /// Executes a command out of band, even while the main loop is stuck.
@@ -379,7 +379,7 @@ impl Monitor {
         if !allowed || !self.oob() {
             return Err(MonitorError::OutOfBandNotOffered { command: command.to_owned() });
         }
-        self.call(Band::OutOf, command, arguments, Vec::new(), deadline).await
+        self.call(Call::new(Band::OutOf, command, arguments), deadline).await
     }
 
     /// Executes a command by name and returns QEMU's answer as it is.
@@ -393,7 +393,7 @@ impl Monitor {
         arguments: Value,
         deadline: Duration,
     ) -> Result<Value, MonitorError> {
-        self.call(Band::In, command, arguments, Vec::new(), deadline).await
+        self.call(Call::new(Band::In, command, arguments), deadline).await
     }
 
     /// Executes a command that brings file descriptors along, as `getfd` does.
@@ -408,17 +408,13 @@ impl Monitor {
         deadline: Duration,
     ) -> Result<C::Ok, MonitorError> {
         let arguments = encode(&command)?;
-        decode::<C>(&self.call(Band::In, C::NAME, arguments, fds, deadline).await?)
+        decode::<C>(
+            &self.call(Call { fds, ..Call::new(Band::In, C::NAME, arguments) }, deadline).await?,
+        )
     }
 
-    async fn call(
-        &self,
-        band: Band,
-        command: &str,
-        arguments: Value,
-        fds: Vec<OwnedFd>,
-        deadline: Duration,
-    ) -> Result<Value, MonitorError> {
+    async fn call(&self, call: Call<'_>, deadline: Duration) -> Result<Value, MonitorError> {
+        let Call { band, command, arguments, fds } = call;
         // Dropped with this future: then, too, what is unsent stays unsent.
         let ticket = Ticket::new();
         let (reply_tx, reply) = oneshot::channel();
@@ -454,6 +450,21 @@ impl Monitor {
                 delivery: ticket.give_up(),
             }),
         }
+    }
+}
+
+/// One command, as it is to be sent.
+#[derive(Debug)]
+struct Call<'a> {
+    band: Band,
+    command: &'a str,
+    arguments: Value,
+    fds: Vec<OwnedFd>,
+}
+
+impl<'a> Call<'a> {
+    fn new(band: Band, command: &'a str, arguments: Value) -> Self {
+        Self { band, command, arguments, fds: Vec::new() }
     }
 }
 

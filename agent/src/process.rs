@@ -31,7 +31,7 @@ use serde_json::Value;
 use crate::monitor::{Events, Monitor, MonitorError};
 use crate::shim::{ShimClient, ShimError, ShimStatus};
 
-pub use self::adopt::{AdoptError, Adopted, Unresponsive, adopt};
+pub use self::adopt::{AdoptError, Adopted, Unresponsive, adopt, adopt_within};
 pub use self::end::{KillError, kill_and_prove_gone};
 pub use self::identity::{IdentityError, Presence, ProcessIdentity};
 pub use self::judge::{JudgeError, Judgement, judge};

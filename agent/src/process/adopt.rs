@@ -68,7 +68,8 @@ pub async fn adopt(dir: &ProcessDir) -> Adopted {
     adopt_within(dir, CONNECT_DEADLINE).await
 }
 
-pub(super) async fn adopt_within(dir: &ProcessDir, deadline: Duration) -> Adopted {
+/// As [`adopt`], with a bound of one's own for the monitor's greeting.
+pub async fn adopt_within(dir: &ProcessDir, deadline: Duration) -> Adopted {
     let identity = match judge(dir) {
         Ok(Judgement::Alive(identity)) => identity,
         Ok(Judgement::Gone(proof)) => return Adopted::Gone(settle(dir, proof).await),

@@ -102,8 +102,9 @@ impl OutOfBand {
         let shim = ShimClient::new(&self.dir);
         match shim.oob(command, arguments.clone(), deadline).await {
             Ok(value) => Ok(value),
-            // Nobody there: nothing was sent, so the other way is safe.
-            Err(ShimError::Connect { .. }) => {
+            // No shim, or one that was just killed. All four commands may come
+            // twice, and while a shim lives the other way is not greeted.
+            Err(ShimError::Connect { .. } | ShimError::Broken { .. }) => {
                 self.execute_directly(command, arguments, deadline).await
             }
             Err(source) => Err(OobError::Shim { command: command.to_owned(), source }),

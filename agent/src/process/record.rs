@@ -269,7 +269,8 @@ impl ProcessDir {
         file.seek(SeekFrom::Start(length.saturating_sub(bytes_max))).map_err(failed)?;
         let mut tail = Vec::new();
         file.take(bytes_max).read_to_end(&mut tail).map_err(failed)?;
-        Ok(String::from_utf8_lossy(&tail).into_owned())
+        // Zeros are where the log's beginning was freed.
+        Ok(String::from_utf8_lossy(&tail).trim_start_matches('\0').to_owned())
     }
 }
 

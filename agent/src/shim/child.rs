@@ -16,8 +16,7 @@ pub(super) fn spawn(dir: &ProcessDir, launch: &LaunchRecord) -> io::Result<Child
     let Some((program, arguments)) = launch.argv.split_first() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command line is empty"));
     };
-    // Appended to, so that QEMU needs no shim to write, and so that cutting
-    // the file off at the front does not leave a hole.
+    // A file and no pipe: QEMU must be able to write after we were killed.
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(dir.qemu_log())?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

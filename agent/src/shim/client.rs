@@ -84,10 +84,11 @@ impl ShimClient {
     ///
     /// See [`ShimError`]; so for all that follow.
     pub async fn status(&self, deadline: Duration) -> Result<ShimStatus, ShimError> {
-        match self.ask(Request::Status, deadline).await? {
-            Answer::Status(status) => Ok(status),
-            other => Err(unexpected("status", &other)),
-        }
+        let answer = self.ask(Request::Status, deadline).await?;
+        let Answer::Status(status) = answer else {
+            return Err(unexpected("status", &answer));
+        };
+        Ok(status)
     }
 
     /// Executes an out-of-band command.
@@ -103,10 +104,11 @@ impl ShimClient {
     ) -> Result<Value, ShimError> {
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         let request = Request::Oob { command: command.to_owned(), arguments, deadline_ms };
-        match self.ask(request, deadline.saturating_add(ANSWER_MARGIN)).await? {
-            Answer::Returned(value) => Ok(value),
-            other => Err(unexpected("oob", &other)),
-        }
+        let answer = self.ask(request, deadline.saturating_add(ANSWER_MARGIN)).await?;
+        let Answer::Returned(value) = answer else {
+            return Err(unexpected("oob", &answer));
+        };
+        Ok(value)
     }
 
     /// Kills the process and returns its exit, once that is on the disk.
@@ -115,10 +117,11 @@ impl ShimClient {
     ///
     /// As [`ShimClient::status`].
     pub async fn kill(&self, deadline: Duration) -> Result<ExitRecord, ShimError> {
-        match self.ask(Request::Kill, deadline).await? {
-            Answer::Exit(record) => Ok(record),
-            other => Err(unexpected("kill", &other)),
-        }
+        let answer = self.ask(Request::Kill, deadline).await?;
+        let Answer::Exit(record) = answer else {
+            return Err(unexpected("kill", &answer));
+        };
+        Ok(record)
     }
 
     /// Waits for the exit, as long as it takes.
@@ -128,10 +131,11 @@ impl ShimClient {
     /// As [`ShimClient::status`], above all [`ShimError::Broken`] when the
     /// shim itself goes. That says nothing about the process.
     pub async fn wait(&self) -> Result<ExitRecord, ShimError> {
-        match self.converse(Request::Wait).await? {
-            Answer::Exit(record) => Ok(record),
-            other => Err(unexpected("wait", &other)),
-        }
+        let answer = self.converse(Request::Wait).await?;
+        let Answer::Exit(record) = answer else {
+            return Err(unexpected("wait", &answer));
+        };
+        Ok(record)
     }
 
     /// Returns the last `bytes` of what the process said on stderr.
@@ -140,10 +144,11 @@ impl ShimClient {
     ///
     /// As [`ShimClient::status`].
     pub async fn stderr_tail(&self, bytes: u64, deadline: Duration) -> Result<String, ShimError> {
-        match self.ask(Request::StderrTail { bytes }, deadline).await? {
-            Answer::StderrTail(text) => Ok(text),
-            other => Err(unexpected("stderr_tail", &other)),
-        }
+        let answer = self.ask(Request::StderrTail { bytes }, deadline).await?;
+        let Answer::StderrTail(text) = answer else {
+            return Err(unexpected("stderr_tail", &answer));
+        };
+        Ok(text)
     }
 
     /// Lets the shim go: its exit record was read. Refused while QEMU lives.
@@ -152,10 +157,11 @@ impl ShimClient {
     ///
     /// As [`ShimClient::status`].
     pub async fn bye(&self, deadline: Duration) -> Result<(), ShimError> {
-        match self.ask(Request::Bye, deadline).await? {
-            Answer::Bye => Ok(()),
-            other => Err(unexpected("bye", &other)),
-        }
+        let answer = self.ask(Request::Bye, deadline).await?;
+        let Answer::Bye = answer else {
+            return Err(unexpected("bye", &answer));
+        };
+        Ok(())
     }
 
     async fn ask(&self, request: Request, deadline: Duration) -> Result<Answer, ShimError> {

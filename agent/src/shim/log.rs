@@ -2,8 +2,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::unistd::read;
 
@@ -11,13 +12,13 @@ use crate::process::ProcessDir;
 use crate::process::pidfd::watch_readable;
 use crate::process::record::now_ms;
 
-/// How large QEMU's log may grow before it is cut, in bytes.
+/// How much QEMU's log may occupy before its beginning is freed, in bytes.
 ///
 /// A healthy QEMU writes a few lines in its life. A guest that provokes a
 /// warning per request could otherwise fill the host's `/run`.
 const QEMU_LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// How much of it is left when it is cut, in bytes.
+/// How much of it is kept then, in bytes.
 const QEMU_LOG_BYTES_KEPT: u64 = 256 << 10;
 
 /// How large the shim's own log may grow, in bytes.
@@ -45,22 +46,24 @@ pub(super) async fn bound(dir: &ProcessDir) -> io::Result<()> {
     }
 }
 
-/// Cuts the log to its end if it has grown too large.
+/// Frees the log's beginning if the log occupies too much.
 ///
-/// QEMU appends, so after the cut it goes on behind what is kept. A line that
-/// is written between reading and cutting is lost; that is what a bound costs.
+/// A hole is punched rather than the file rewritten: QEMU writes on without
+/// us, and not a line of it may be lost, least of all the last one. What is
+/// left is a file whose beginning reads as zeros and occupies nothing.
 fn cut(dir: &ProcessDir) -> io::Result<()> {
-    let path = dir.qemu_log();
-    if fs::metadata(&path)?.len() <= QEMU_LOG_BYTES_MAX {
+    let file = OpenOptions::new().write(true).open(dir.qemu_log())?;
+    let metadata = file.metadata()?;
+    if metadata.blocks().saturating_mul(512) <= QEMU_LOG_BYTES_MAX {
         return Ok(());
     }
-    let tail = dir.stderr_tail(QEMU_LOG_BYTES_KEPT).map_err(io::Error::other)?;
-    // Not opened for appending: the end is moving.
-    let file = OpenOptions::new().write(true).open(&path)?;
-    file.set_len(0)?;
-    let mut file = OpenOptions::new().append(true).open(&path)?;
-    file.write_all(b"[cut]\n")?;
-    file.write_all(tail.as_bytes())
+    let freed = metadata.len().saturating_sub(QEMU_LOG_BYTES_KEPT);
+    let freed = libc::off_t::try_from(freed).unwrap_or(libc::off_t::MAX);
+    if freed > 0 {
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&file, hole, 0, freed)?;
+    }
+    Ok(())
 }
 
 /// Adds a line to the shim's own log.
@@ -87,11 +90,11 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = ProcessDir::new(temporary.path());
         let mut text = vec![b'x'; usize::try_from(QEMU_LOG_BYTES_MAX).unwrap()];
-        text.extend_from_slice(b"the reason\n");
+        text.extend_from_slice(b" the reason\n");
         fs::write(dir.qemu_log(), &text).unwrap();
         cut(&dir).unwrap();
-        let kept = fs::read(dir.qemu_log()).unwrap();
-        assert!(kept.len() < text.len() / 2);
-        assert!(kept.ends_with(b"the reason\n"));
+        let metadata = fs::metadata(dir.qemu_log()).unwrap();
+        assert!(metadata.blocks() * 512 < QEMU_LOG_BYTES_MAX / 2, "{} blocks", metadata.blocks());
+        assert!(fs::read(dir.qemu_log()).unwrap().ends_with(b"xxx the reason\n"));
     }
 }
