@@ -9,7 +9,7 @@ mod precopy;
 mod seen;
 
 pub use permit::{Withheld, permit};
-pub use seen::{Continued, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
+pub use seen::{Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
 
 use vmferry_types::Method;
 

@@ -1,8 +1,9 @@
 //! What the planner decides, without doing any of it.
 //!
 //! [`migration`] is the durable state machine of one migration, [`evidence`] reads what the two
-//! agents say into its events, and [`placement`] says where a VM should go by the figures of
-//! [`capacity`] over a [`fleet`].
+//! agents say into its events, [`stuck`] names what an unfinished one waits for and [`progress`] how
+//! far it is. [`placement`] says where a VM should go by the figures of [`capacity`] over a
+//! [`fleet`].
 //!
 //! With the feature `serde`, everything a store keeps can be serialised: ids as text, counters and
 //! quantities as numbers, enums by their snake-case names.
@@ -16,5 +17,7 @@ pub mod evidence;
 pub mod fleet;
 pub mod migration;
 pub mod placement;
+pub mod progress;
 #[cfg(feature = "serde")]
 mod record;
+pub mod stuck;

@@ -22,6 +22,8 @@ mod effect;
 mod event;
 mod phase;
 mod proof;
+#[cfg(test)]
+pub(crate) mod rows;
 mod table;
 mod terms;
 
@@ -202,3 +204,6 @@ impl Migration {
         self.phase.destination()
     }
 }
+
+#[cfg(test)]
+mod tests;

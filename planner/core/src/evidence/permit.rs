@@ -1,18 +1,25 @@
 //! Whether an effect may leave now.
 
-use crate::evidence::Sides;
-use crate::migration::{Effect, Migration, Side};
+use std::fmt;
+
+use crate::evidence::{Continued, Knowledge, RunState, Seen, Sides, TransferState};
+use crate::migration::{Back, Effect, Migration, Phase, Side};
 
 /// Says why an effect has to wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
     /// The agent that would carry it out has not answered this driver's claim.
     NotAnswered {
         /// Which.
         side: Side,
     },
-    /// The agent that would carry it out is still learning, or its journal is unreadable.
-    NotReady {
+    /// The agent that would carry it out is still learning of the VM.
+    Learning {
+        /// Which.
+        side: Side,
+    },
+    /// The journal of the agent that would carry it out proves nothing.
+    Unreadable {
         /// Which.
         side: Side,
     },
@@ -24,11 +31,104 @@ pub enum Withheld {
     DestinationIncomplete,
 }
 
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAnswered { side } => write!(f, "the {} agent to answer", side.label()),
+            Self::Learning { side } => {
+                write!(f, "the {} agent to learn what became of the VM", side.label())
+            }
+            Self::Unreadable { side } => {
+                write!(f, "the {} agent's journal to be seeded again", side.label())
+            }
+            Self::SourceMayBeLost => f.write_str("the source agent's word that its QEMU can go on"),
+            Self::SourceRuns => f.write_str("the source's guest, which runs, to be decided anew"),
+            Self::DestinationIncomplete => {
+                f.write_str("the destination's word that it has everything")
+            }
+        }
+    }
+}
+
 /// Says whether `effect` may leave now, by what both sides answered.
+///
+/// An agent is commanded only after it answered this driver's claim (rule R2), a receiver is ended
+/// after the order only with the source's word (rule R10), and a source is killed only if its
+/// guest does not run and the destination can go on.
 ///
 /// # Errors
 ///
 /// Says what it has to wait for.
-pub fn permit(_migration: &Migration, _effect: &Effect, _sides: &Sides) -> Result<(), Withheld> {
-    Ok(())
+pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(), Withheld> {
+    let answered = |seen: &Option<Seen>, side| {
+        seen.clone().filter(|seen| seen.claim == sides.claim).ok_or(Withheld::NotAnswered { side })
+    };
+    let Some(side) = effect.side() else { return Ok(()) };
+    let seen = match side {
+        Side::Source => answered(&sides.source, side)?,
+        Side::Destination => answered(&sides.destination, side)?,
+    };
+    match seen.knowledge {
+        Knowledge::Learning => return Err(Withheld::Learning { side }),
+        Knowledge::Unreadable => return Err(Withheld::Unreadable { side }),
+        Knowledge::Known | Knowledge::Unresponsive | Knowledge::UnknownVm => {}
+    }
+    match effect {
+        Effect::KillSource { .. } => {
+            if seen.run_state.has_run() || seen.ran_again() {
+                return Err(Withheld::SourceRuns);
+            }
+            let destination = answered(&sides.destination, Side::Destination)?;
+            if complete(&destination) { Ok(()) } else { Err(Withheld::DestinationIncomplete) }
+        }
+        Effect::DestroyReceiver { .. } => match &migration.phase {
+            Phase::RollingBack { back: Back::Undoing, .. } => {
+                let source = answered(&sides.source, Side::Source);
+                // One that failed to load can carry nothing on: it needs nobody's word.
+                if seen.transfer == TransferState::Failed || source.is_ok_and(|s| can_go_on(&s)) {
+                    Ok(())
+                } else {
+                    Err(Withheld::SourceMayBeLost)
+                }
+            }
+            Phase::RollingBack {
+                back: Back::Cancelling | Back::Clearing | Back::Resuming { .. } | Back::PoweredOff,
+                ..
+            }
+            | Phase::Queued { .. }
+            | Phase::Admitted { .. }
+            | Phase::Captured { .. }
+            | Phase::Restored { .. }
+            | Phase::Committed { .. }
+            | Phase::Attached { .. }
+            | Phase::Done { .. }
+            | Phase::Aborted { .. }
+            | Phase::Failed { .. } => Ok(()),
+        },
+        Effect::TryAdmit
+        | Effect::Commit
+        | Effect::ArmReceiver
+        | Effect::StartTransfer { .. }
+        | Effect::OrderSwitchover
+        | Effect::ContinueDestination
+        | Effect::ReleaseSource
+        | Effect::CancelTransfer { .. }
+        | Effect::ResumeSource { .. } => Ok(()),
+    }
+}
+
+/// The source's QEMU lives and answers.
+fn can_go_on(source: &Seen) -> bool {
+    source.knowledge == Knowledge::Known
+        && source.gone.is_none()
+        && source.process.is_some()
+        && source.run_state != RunState::Unknown
+}
+
+fn complete(destination: &Seen) -> bool {
+    destination.knowledge == Knowledge::Known
+        && destination.gone.is_none()
+        && destination.transfer == TransferState::Completed
+        && destination.run_state == RunState::Paused
+        && destination.continued == Continued::No
 }

@@ -1,8 +1,397 @@
 //! What both sides prove during a precopy migration.
+//!
+//! One function a phase. Each asks first for what is proven gone, since that outranks all that a
+//! side said before it went.
 
-use crate::evidence::{Sides, Times};
-use crate::migration::{Event, Migration};
+use vmferry_types::{Generation, Millis, Role};
 
-pub(super) fn read(_migration: &Migration, _sides: &Sides, _times: Times) -> Option<Event> {
-    None
+use super::{Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
+use crate::migration::{
+    Back, Cleanup, Event, GoneProof, Guest, Handover, Migration, Phase, ProofKind, Ran, Receiver,
+    SourceWord, Stage, Switchover, Word,
+};
+
+/// How much longer than its own limit the planner lets a transfer go on.
+///
+/// The source's agent keeps the limit and knows more; this is for one that cannot be reached.
+const TRANSFER_GRACE: Millis = Millis(60_000);
+
+pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event> {
+    let reading = Reading { migration, sides, times };
+    match &migration.phase {
+        Phase::Queued { deadline, .. } => (times.now >= *deadline).then_some(Event::QueueExpired),
+        Phase::Admitted { stage: Stage::Arming, .. } => reading.arming(),
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => reading.transferring(),
+        Phase::Captured { switchover: Switchover::Withheld, .. } => reading.withheld(),
+        Phase::Captured { switchover: Switchover::Ordered, .. } => {
+            reading.switching().or_else(|| reading.overdue())
+        }
+        Phase::Captured { switchover: Switchover::Forward, .. } => reading.switching(),
+        Phase::Restored { proof, .. } => reading.restored(&proof.source),
+        Phase::Committed { generation, .. } => reading.committed(*generation),
+        Phase::Attached { guest, .. } => reading.attached(*guest),
+        Phase::RollingBack { back, generation, .. } => match back {
+            Back::Cancelling => reading.cancelling(),
+            Back::Clearing => reading.source_lost().or_else(|| reading.receiver_gone()),
+            Back::Undoing => reading.source_gone().or_else(|| reading.receiver_gone()),
+            Back::Resuming { .. } => reading.resuming(*generation),
+            Back::PoweredOff => reading.receiver_gone(),
+        },
+        Phase::Failed { cleanup: Cleanup::Receiver, .. } => reading.receiver_gone(),
+        Phase::Failed { cleanup: Cleanup::Source, .. } => reading.source_released(),
+        Phase::Failed { cleanup: Cleanup::Nothing | Cleanup::Undecided, .. }
+        | Phase::Done { .. }
+        | Phase::Aborted { .. } => None,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Reading<'a> {
+    migration: &'a Migration,
+    sides: &'a Sides,
+    times: Times,
+}
+
+/// Reading single facts.
+impl<'a> Reading<'a> {
+    /// The source's answer to this driver.
+    fn source(self) -> Option<&'a Seen> {
+        self.sides.source.as_ref().filter(|seen| seen.claim == self.sides.claim)
+    }
+
+    /// The destination's answer to this driver.
+    fn destination(self) -> Option<&'a Seen> {
+        self.sides.destination.as_ref().filter(|seen| seen.claim == self.sides.claim)
+    }
+
+    /// A side whose QEMU answers, and whose journal speaks of this migration.
+    fn speaking(self, seen: Option<&'a Seen>) -> Option<&'a Seen> {
+        seen.filter(|seen| {
+            seen.knowledge == Knowledge::Known
+                && seen.gone.is_none()
+                && seen.migration == Some(self.migration.id)
+        })
+    }
+
+    /// That the source's QEMU is gone. Silence never shows it.
+    fn source_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+        proven_gone(self.source()?).filter(|(_, proof)| proof.host == self.migration.source)
+    }
+
+    /// That the destination's QEMU is gone.
+    fn destination_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+        proven_gone(self.destination()?)
+            .filter(|(_, proof)| Some(&proof.host) == self.migration.destination())
+    }
+
+    /// The receiver has everything, stands still and was never continued.
+    fn complete(self) -> Option<Word> {
+        let seen = self.speaking(self.destination())?;
+        let complete = seen.transfer == TransferState::Completed
+            && seen.run_state == RunState::Paused
+            && seen.continued == Continued::No;
+        if complete { word(seen) } else { None }
+    }
+
+    /// The receiver said that it will never have everything.
+    fn receiver_failed(self) -> bool {
+        self.speaking(self.destination()).is_some_and(|seen| seen.transfer == TransferState::Failed)
+    }
+
+    fn elapsed(self) -> Millis {
+        self.times.now.since(self.times.entered)
+    }
+
+    fn switchover_overdue(self) -> bool {
+        self.elapsed() > self.migration.terms.switchover_limit
+    }
+}
+
+/// Reading facts that hold in several phases.
+impl Reading<'_> {
+    /// The source is gone before it was ordered, so no receiver can have everything.
+    fn source_lost(self) -> Option<Event> {
+        let (seen, proof) = self.source_proof()?;
+        Some(match seen.ended {
+            Ended::ByGuest => Event::GuestPoweredOff { proof: proof.clone() },
+            Ended::Unsaid => {
+                Event::SourceGone { proof: proof.clone(), receiver: Receiver::Incomplete }
+            }
+        })
+    }
+
+    /// The source is gone after it was ordered: all depends on the receiver, which has to say so.
+    fn source_gone(self) -> Option<Event> {
+        let (seen, proof) = self.source_proof()?;
+        // A guest that went on here after the transfer is past what the receiver has: to continue
+        // that would undo what the guest has written since.
+        if seen.ran_again() {
+            return self.source_lost();
+        }
+        let receiver = match self.complete() {
+            Some(destination) => Receiver::Complete(Handover {
+                source: SourceWord::Gone(proof.clone()),
+                destination,
+            }),
+            None => self.hopeless()?,
+        };
+        Some(Event::SourceGone { proof: proof.clone(), receiver })
+    }
+
+    /// Whether a receiver whose source is gone will never have everything. It may still be loading
+    /// what had arrived, and one whose network was cut says `active` for ever: so it is given the
+    /// time of a switchover.
+    fn hopeless(self) -> Option<Receiver> {
+        if self.destination_proof().is_some() || self.receiver_failed() {
+            return Some(Receiver::Incomplete);
+        }
+        let seen = self.speaking(self.destination())?;
+        let waiting = match seen.transfer {
+            TransferState::None | TransferState::Setup | TransferState::Active => true,
+            TransferState::PreSwitchover
+            | TransferState::Device
+            | TransferState::Cancelling
+            | TransferState::Cancelled
+            | TransferState::Completed
+            | TransferState::Failed
+            | TransferState::WaitUnplug
+            | TransferState::PostcopyActive
+            | TransferState::PostcopyPaused
+            | TransferState::Unknown => false,
+        };
+        (waiting && self.switchover_overdue()).then_some(Receiver::Incomplete)
+    }
+
+    /// The receiver is gone before ownership moved: it was never to run.
+    fn receiver_gone(self) -> Option<Event> {
+        let (seen, proof) = self.destination_proof()?;
+        let ran = match seen.continued {
+            Continued::No | Continued::Unknown => Ran::Never,
+            Continued::Yes => Ran::Maybe,
+        };
+        Some(Event::ReceiverGone { proof: proof.clone(), ran })
+    }
+
+    /// QEMU gave the transfer up, on either side. The reason is mostly the destination's to tell.
+    fn transfer_failed(self) -> Option<Event> {
+        let source = self.speaking(self.source());
+        let destination = self.speaking(self.destination());
+        let ended = source.is_some_and(|seen| {
+            seen.transfer == TransferState::Failed || seen.transfer == TransferState::Cancelled
+        });
+        if !ended && !self.receiver_failed() {
+            return None;
+        }
+        let told = |who: &str, seen: Option<&Seen>| {
+            seen.map(|seen| seen.transfer_error.trim())
+                .filter(|error| !error.is_empty())
+                .map(|error| format!("{who}: {error}"))
+        };
+        let errors: Vec<String> = [told("source", source), told("destination", destination)]
+            .into_iter()
+            .flatten()
+            .collect();
+        let error =
+            if errors.is_empty() { "QEMU gave no reason".into() } else { errors.join("; ") };
+        Some(Event::TransferFailed { error })
+    }
+
+    /// The source took it back before the order reached it.
+    fn gave_up(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        let error = seen.gave_up.clone().filter(|_| seen.handed == Handed::No)?;
+        Some(Event::SourceGaveUp { error })
+    }
+}
+
+/// Reading phase by phase.
+impl Reading<'_> {
+    fn arming(self) -> Option<Event> {
+        if let Some(event) = self.source_lost() {
+            return Some(event);
+        }
+        // What is absent here may only be not there yet: only a receiver of ours counts.
+        let armed = self.destination().is_some_and(|seen| {
+            seen.role == Role::Receiver && seen.migration == Some(self.migration.id)
+        });
+        armed.then(|| self.receiver_gone()).flatten().or_else(|| self.timed_out())
+    }
+
+    fn timed_out(self) -> Option<Event> {
+        let limit = self.migration.terms.transfer_timeout.plus(TRANSFER_GRACE);
+        (self.elapsed() > limit).then_some(Event::TransferTimedOut)
+    }
+
+    fn transferring(self) -> Option<Event> {
+        self.withheld().or_else(|| self.stopped()).or_else(|| self.timed_out())
+    }
+
+    /// What ends a transfer that was not ordered.
+    fn withheld(self) -> Option<Event> {
+        self.source_lost()
+            .or_else(|| self.receiver_gone())
+            .or_else(|| self.gave_up())
+            .or_else(|| self.transfer_failed())
+    }
+
+    fn stopped(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        let stands = seen.transfer == TransferState::PreSwitchover
+            && seen.handed == Handed::No
+            && seen.gave_up.is_none();
+        stands.then_some(Event::SourceStopped)
+    }
+
+    fn switching(self) -> Option<Event> {
+        self.source_gone()
+            .or_else(|| self.receiver_gone().filter(|_| self.source_proof().is_none()))
+            .or_else(|| self.gave_up())
+            .or_else(|| self.runs_again())
+            .or_else(|| self.transfer_failed().filter(|_| self.source_proof().is_none()))
+            .or_else(|| self.both_complete())
+    }
+
+    /// The source resumed by itself: the channel broke before it had everything acknowledged.
+    fn runs_again(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        // Not handed, it may merely be an answer from before it stopped.
+        let runs = seen.handed == Handed::Yes && (seen.run_state.has_run() || seen.ran_again());
+        let error = match seen.transfer_error.trim() {
+            "" => format!("run state {}", seen.run_state.word()),
+            error => error.to_owned(),
+        };
+        runs.then_some(Event::SourceRunsAgain { error })
+    }
+
+    fn both_complete(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        let sent = seen.transfer == TransferState::Completed
+            && seen.run_state == RunState::PostMigrate
+            && seen.handed == Handed::Yes
+            && !seen.ran_again();
+        let source = if sent { SourceWord::Completed(word(seen)?) } else { return None };
+        let destination = self.complete()?;
+        Some(Event::BothComplete { proof: Handover { source, destination } })
+    }
+
+    /// Decides a switchover that takes too long (rule R10). Both sides have to have answered.
+    fn overdue(self) -> Option<Event> {
+        if !self.switchover_overdue() {
+            return None;
+        }
+        let source = self.source()?;
+        self.destination()?;
+        match source.knowledge {
+            // Its QEMU answers, so it can go on.
+            Knowledge::Known => {
+                let alive = self.speaking(Some(source))?;
+                let waits_for_destination =
+                    alive.transfer == TransferState::Completed && self.complete().is_some();
+                (alive.process.is_some() && !waits_for_destination).then_some(Event::DecidedBack)
+            }
+            // Its QEMU is there and silent: it cannot be let go on, and the receiver needs nothing more.
+            Knowledge::Unresponsive => self.complete().map(|_| Event::DecidedForward),
+            Knowledge::Learning | Knowledge::Unreadable | Knowledge::UnknownVm => None,
+        }
+    }
+
+    fn restored(self, source: &SourceWord) -> Option<Event> {
+        match source {
+            SourceWord::Completed(_) => self
+                .source_gone()
+                .or_else(|| self.receiver_gone().filter(|_| self.source_proof().is_none()))
+                .or_else(|| self.runs_again()),
+            SourceWord::Gone(_) => self.receiver_gone(),
+        }
+    }
+
+    fn committed(self, generation: Generation) -> Option<Event> {
+        if let Some((seen, proof)) = self.destination_proof() {
+            return Some(match seen.ended {
+                Ended::ByGuest => Event::GuestPoweredOff { proof: proof.clone() },
+                Ended::Unsaid => {
+                    Event::ReceiverGone { proof: proof.clone(), ran: ran_owned(seen, proof) }
+                }
+            });
+        }
+        let seen = self.speaking(self.destination())?;
+        let runs = seen.generation >= generation
+            && seen.continued == Continued::Yes
+            && seen.run_state.has_run();
+        runs.then_some(Event::DestinationRuns)
+    }
+
+    fn attached(self, guest: Guest) -> Option<Event> {
+        match (guest, self.destination_proof()) {
+            (Guest::Present, Some((seen, proof))) => Some(match seen.ended {
+                Ended::ByGuest => Event::GuestPoweredOff { proof: proof.clone() },
+                Ended::Unsaid => Event::ReceiverGone { proof: proof.clone(), ran: Ran::Maybe },
+            }),
+            (Guest::Present, None) | (Guest::PoweredOff, Some(_) | None) => self.source_released(),
+        }
+    }
+
+    fn source_released(self) -> Option<Event> {
+        let (_, proof) = self.source_proof()?;
+        Some(Event::SourceReleased { proof: proof.clone() })
+    }
+
+    fn cancelling(self) -> Option<Event> {
+        if let Some(event) = self.source_lost() {
+            return Some(event);
+        }
+        let seen = self.speaking(self.source())?;
+        let kept = seen.handed == Handed::No && seen.transfer.is_over() && seen.run_state.has_run();
+        kept.then_some(Event::SourceContinued)
+    }
+
+    fn resuming(self, generation: Generation) -> Option<Event> {
+        if let Some(event) = self.source_lost() {
+            return Some(event);
+        }
+        let seen = self.speaking(self.source())?;
+        let runs = seen.generation >= generation && seen.run_state.has_run();
+        runs.then_some(Event::SourceContinued)
+    }
+}
+
+/// Returns a side's proof that its QEMU is gone, if its journal can be believed.
+fn proven_gone(seen: &Seen) -> Option<(&Seen, &GoneProof)> {
+    match seen.knowledge {
+        Knowledge::Known | Knowledge::UnknownVm => seen.gone.as_ref().map(|proof| (seen, proof)),
+        Knowledge::Learning | Knowledge::Unresponsive | Knowledge::Unreadable => None,
+    }
+}
+
+/// Whether a destination that owned the VM may have run it. Only its whole journal can say no.
+fn ran_owned(seen: &Seen, proof: &GoneProof) -> Ran {
+    match (seen.knowledge, seen.continued, proof.kind) {
+        (
+            Knowledge::Known,
+            Continued::No,
+            ProofKind::ExitRecord
+            | ProofKind::ProcessAbsent
+            | ProofKind::NewBoot
+            | ProofKind::NeverStarted,
+        ) => Ran::Never,
+        (
+            Knowledge::Known
+            | Knowledge::Learning
+            | Knowledge::Unresponsive
+            | Knowledge::Unreadable
+            | Knowledge::UnknownVm,
+            Continued::No | Continued::Yes | Continued::Unknown,
+            ProofKind::ExitRecord
+            | ProofKind::ProcessAbsent
+            | ProofKind::NewBoot
+            | ProofKind::NeverStarted
+            | ProofKind::HostDeclaredDead,
+        ) => Ran::Maybe,
+    }
+}
+
+/// Returns what a side says as it is kept in a proof.
+fn word(seen: &Seen) -> Option<Word> {
+    let process = seen.process.clone()?;
+    Some(Word { process, transfer: seen.transfer, run_state: seen.run_state, at: seen.at })
 }

@@ -130,6 +130,32 @@ qemu_words! {
     }
 }
 
+impl TransferState {
+    /// Reads what an agent says of this attempt: nothing at all before `migrate` was issued.
+    #[must_use]
+    pub fn from_agent(word: &str) -> Self {
+        if word.is_empty() { Self::None } else { Self::from_qemu(word) }
+    }
+
+    /// Says whether this attempt moves nothing, and will not any more unless it is begun anew.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        match self {
+            Self::None | Self::Cancelled | Self::Failed => true,
+            Self::Setup
+            | Self::Active
+            | Self::PreSwitchover
+            | Self::Device
+            | Self::Cancelling
+            | Self::Completed
+            | Self::WaitUnplug
+            | Self::PostcopyActive
+            | Self::PostcopyPaused
+            | Self::Unknown => false,
+        }
+    }
+}
+
 /// Whether the order of the switchover is journalled at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handed {
@@ -148,6 +174,15 @@ pub enum Continued {
     Yes,
     /// The journal cannot tell.
     Unknown,
+}
+
+/// How a QEMU process that is gone came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The agent does not say: it counts as lost.
+    Unsaid,
+    /// The guest turned itself off.
+    ByGuest,
 }
 
 /// What one agent saw of the VM.
@@ -169,9 +204,12 @@ pub struct Seen {
     pub process: Option<Process>,
     /// Proof that the QEMU process of this role is gone.
     pub gone: Option<GoneProof>,
+    /// How it came to its end, if it is gone.
+    pub ended: Ended,
     /// QEMU's run state.
     pub run_state: RunState,
-    /// The transfer of this attempt, as this side's QEMU sees it.
+    /// The transfer of this attempt, as this side's QEMU sees it; [`TransferState::None`] if what
+    /// QEMU says is about another one.
     pub transfer: TransferState,
     /// QEMU's error text, to be shown.
     pub transfer_error: String,
@@ -207,6 +245,7 @@ impl Seen {
             generation,
             migration: None,
             process: None,
+            ended: Ended::Unsaid,
             run_state: RunState::Unknown,
             transfer: TransferState::Unknown,
             transfer_error: String::new(),
@@ -220,6 +259,14 @@ impl Seen {
             at: proof.at,
             gone: Some(proof),
         }
+    }
+}
+
+impl Seen {
+    /// Says whether the guest resumed here after it last stopped in this migration.
+    #[must_use]
+    pub const fn ran_again(&self) -> bool {
+        self.resumed_at_us > 0 && self.resumed_at_us >= self.stopped_at_us
     }
 }
 

@@ -89,15 +89,21 @@ impl Migration {
             Phase::Failed { destination, owner, generation, cleanup, .. } => Books {
                 host: owner.clone(),
                 generation: *generation,
-                power: Some(PowerState::Lost),
+                power: match cleanup {
+                    Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source => {
+                        Some(PowerState::Lost)
+                    }
+                    Cleanup::Undecided => None,
+                },
                 reserved: match cleanup {
                     Cleanup::Nothing => BTreeSet::new(),
+                    Cleanup::Undecided => both(destination),
                     Cleanup::Receiver => BTreeSet::from([destination.clone()]),
                     Cleanup::Source => BTreeSet::from([self.source.clone()]),
                 },
                 flight: match cleanup {
                     Cleanup::Nothing => Flight::Released,
-                    Cleanup::Receiver | Cleanup::Source => Flight::Held,
+                    Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided => Flight::Held,
                 },
             },
         }

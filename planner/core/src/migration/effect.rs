@@ -141,7 +141,7 @@ impl Migration {
                 Back::Resuming { gone } => Effect::ResumeSource { proof: gone.clone() },
             }),
             Phase::Failed { cleanup, cause, .. } => match cleanup {
-                Cleanup::Nothing => None,
+                Cleanup::Nothing | Cleanup::Undecided => None,
                 Cleanup::Receiver => Some(Effect::DestroyReceiver { cause: cause.to_string() }),
                 Cleanup::Source => Some(Effect::ReleaseSource),
             },

@@ -125,8 +125,13 @@ pub enum Event {
         /// Whether it may have run the guest.
         ran: Ran,
     },
-    /// The guest was seen on the destination: vCPUs run, disks are writable.
+    /// The guest was seen on the destination: its vCPUs run, which QEMU grants only with disks writable.
     DestinationRuns,
+    /// The source's QEMU, whose guest went on elsewhere, is proven gone.
+    SourceReleased {
+        /// How it is known.
+        proof: GoneProof,
+    },
     /// The guest was seen to run on the source, which will not send any more.
     SourceContinued,
 }
@@ -156,6 +161,7 @@ impl Event {
             Self::GuestPoweredOff { .. } => "guest_powered_off",
             Self::ReceiverGone { .. } => "receiver_gone",
             Self::DestinationRuns => "destination_runs",
+            Self::SourceReleased { .. } => "source_released",
             Self::SourceContinued => "source_continued",
         }
     }

@@ -110,6 +110,8 @@ pub enum Cleanup {
     Receiver,
     /// The source's QEMU, whose guest went on elsewhere.
     Source,
+    /// Neither side's guest is known to be the right one: a human has to say. Nothing is touched.
+    Undecided,
 }
 
 /// How far a migration has come.

@@ -1,7 +1,62 @@
-//! The transition table.
+//! The transition table: each phase answers each event. No pair is left to a wildcard, so a new
+//! event does not compile until every phase has answered it.
+//!
+//! The table as a reviewer reads it is printed by the test `the_table_is_as_reviewed`.
 
-use super::{Event, Migration, Phase, Refusal};
+mod back;
+mod end;
+mod forward;
 
-pub(super) fn next(_migration: &Migration, _event: &Event) -> Result<Phase, Refusal> {
-    Err(Refusal::Illegal)
+use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
+
+/// Returns the phase after `event`.
+pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusal> {
+    let at = At { migration, event };
+    match &migration.phase {
+        Phase::Queued { blocked, deadline } => forward::queued(at, blocked.as_ref(), *deadline),
+        Phase::Admitted { destination, stage: Stage::Arming } => forward::arming(at, destination),
+        Phase::Admitted { destination, stage: Stage::Transferring { .. } } => {
+            forward::transferring(at, destination)
+        }
+        Phase::Captured { destination, switchover: Switchover::Withheld } => {
+            forward::withheld(at, destination)
+        }
+        Phase::Captured { destination, switchover: Switchover::Ordered } => {
+            forward::ordered(at, destination)
+        }
+        Phase::Captured { destination, switchover: Switchover::Forward } => {
+            forward::decided_forward(at, destination)
+        }
+        Phase::Restored { destination, proof } => match &proof.source {
+            SourceWord::Completed(_) => forward::restored(at, destination, proof),
+            SourceWord::Gone(_) => forward::restored_alone(at, destination, proof),
+        },
+        Phase::Committed { destination, proof, generation } => {
+            end::committed(at, destination, proof, *generation)
+        }
+        Phase::Attached { destination, proof, generation, guest } => {
+            let owned = end::Owned { destination, proof, generation: *generation, guest: *guest };
+            end::attached(at, owned)
+        }
+        Phase::RollingBack { destination, generation, cause, back } => {
+            let going = back::Going { destination, generation: *generation, cause };
+            match back {
+                Back::Cancelling => back::cancelling(at, going),
+                Back::Clearing => back::clearing(at, going),
+                Back::Undoing => back::undoing(at, going),
+                Back::Resuming { .. } => back::resuming(at, going),
+                Back::PoweredOff => back::powered_off(at, going),
+            }
+        }
+        Phase::Done { .. } => end::done(event),
+        Phase::Aborted { .. } => end::aborted(event),
+        Phase::Failed { cleanup, .. } => end::failed(at, *cleanup),
+    }
+}
+
+/// The row and what happened to it.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    migration: &'a Migration,
+    event: &'a Event,
 }

@@ -1,0 +1,308 @@
+//! One row of every kind, for tests.
+
+use vmferry_types::{
+    BytesPerSec, Claim, Generation, HostId, Method, MigrationId, Millis, Role, Timestamp, VmId,
+};
+
+use super::{
+    AutoConverge, Back, Blocked, Cause, Cleanup, Event, Gates, GoneProof, Guest, Handover,
+    Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver, SourceWord, Stage,
+    Switchover, Terms, Word,
+};
+use crate::evidence::{
+    Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState,
+};
+
+pub(crate) const ID: MigrationId = MigrationId::from_u128(1);
+pub(crate) const CLAIM: Claim = Claim::from_stored(7);
+pub(crate) const GENERATION: Generation = Generation::from_stored(3);
+pub(crate) const DEADLINE: Timestamp = Timestamp(7_200_000);
+
+pub(crate) fn host(id: &str) -> HostId {
+    id.parse().unwrap()
+}
+
+pub(crate) fn terms() -> Terms {
+    Terms {
+        asked_destination: None,
+        hold_limit: Millis(10_000),
+        downtime_limit: Millis(100),
+        transfer_timeout: Millis(3_600_000),
+        stall_limit: Millis(30_000),
+        switchover_limit: Millis(30_000),
+        max_bandwidth: BytesPerSec(0),
+        auto_converge: AutoConverge::Off,
+        gates: Gates::OPEN,
+    }
+}
+
+pub(crate) fn opening() -> Opening {
+    Opening {
+        id: ID,
+        vm: VmId::from_u128(2),
+        source: host("a"),
+        method: Method::Precopy,
+        terms: terms(),
+        generation: GENERATION,
+        deadline: DEADLINE,
+    }
+}
+
+pub(crate) fn queued() -> Migration {
+    Migration::open(opening()).unwrap()
+}
+
+pub(crate) fn in_phase(phase: Phase) -> Migration {
+    Migration { phase, ..queued() }
+}
+
+pub(crate) fn waiting() -> Migration {
+    let blocked = Blocked { since: Timestamp(5), note: "full".into() };
+    in_phase(Phase::Queued { blocked: Some(blocked), deadline: DEADLINE })
+}
+
+pub(crate) fn arming() -> Migration {
+    in_phase(Phase::Admitted { destination: host("b"), stage: Stage::Arming })
+}
+
+pub(crate) fn listener() -> Listener {
+    Listener { address: "10.0.0.2".into(), port: 49_152 }
+}
+
+pub(crate) fn transferring() -> Migration {
+    let stage = Stage::Transferring { listener: listener() };
+    in_phase(Phase::Admitted { destination: host("b"), stage })
+}
+
+pub(crate) fn captured(switchover: Switchover) -> Migration {
+    in_phase(Phase::Captured { destination: host("b"), switchover })
+}
+
+pub(crate) fn gone(at: &str) -> GoneProof {
+    GoneProof {
+        kind: ProofKind::ExitRecord,
+        host: host(at),
+        boot_id: "boot".into(),
+        pid: 100,
+        start_time: 5,
+        ended: "signal 9".into(),
+        at: Timestamp(1_000),
+        stderr_tail: String::new(),
+    }
+}
+
+pub(crate) fn process() -> Process {
+    Process { pid: 100, start_time: 5, boot_id: "boot".into() }
+}
+
+fn word(run_state: RunState) -> Word {
+    let (transfer, at) = (TransferState::Completed, Timestamp(900));
+    Word { process: process(), transfer, run_state, at }
+}
+
+pub(crate) fn handover() -> Handover {
+    Handover {
+        source: SourceWord::Completed(word(RunState::PostMigrate)),
+        destination: word(RunState::Paused),
+    }
+}
+
+pub(crate) fn handover_alone() -> Handover {
+    Handover { source: SourceWord::Gone(gone("a")), destination: word(RunState::Paused) }
+}
+
+pub(crate) fn restored(proof: Handover) -> Migration {
+    in_phase(Phase::Restored { destination: host("b"), proof })
+}
+
+pub(crate) fn committed(proof: Handover) -> Migration {
+    let (destination, generation) = (host("b"), GENERATION.next());
+    in_phase(Phase::Committed { destination, proof, generation })
+}
+
+pub(crate) fn attached(guest: Guest) -> Migration {
+    in_phase(Phase::Attached {
+        destination: host("b"),
+        proof: handover(),
+        generation: GENERATION.next(),
+        guest,
+    })
+}
+
+pub(crate) fn done() -> Migration {
+    in_phase(Phase::Done {
+        destination: host("b"),
+        proof: handover(),
+        generation: GENERATION.next(),
+        guest: Guest::Present,
+        released: gone("a"),
+    })
+}
+
+pub(crate) fn rolling_back(back: Back) -> Migration {
+    in_phase(Phase::RollingBack {
+        destination: host("b"),
+        generation: GENERATION,
+        cause: Cause::Cancelled,
+        back,
+    })
+}
+
+pub(crate) fn aborted(cause: Cause) -> Migration {
+    in_phase(Phase::Aborted {
+        destination: Some(host("b")),
+        generation: GENERATION,
+        cause,
+        guest: Guest::Present,
+    })
+}
+
+pub(crate) fn failed(cleanup: Cleanup) -> Migration {
+    in_phase(Phase::Failed {
+        destination: host("b"),
+        owner: host("a"),
+        generation: GENERATION,
+        cause: Cause::GuestLost { proof: gone("a") },
+        first: None,
+        cleanup,
+    })
+}
+
+/// Every kind of row, under the name that the table prints.
+pub(crate) fn all() -> Vec<(&'static str, Migration)> {
+    vec![
+        ("queued", waiting()),
+        ("arming", arming()),
+        ("transferring", transferring()),
+        ("withheld", captured(Switchover::Withheld)),
+        ("ordered", captured(Switchover::Ordered)),
+        ("forward", captured(Switchover::Forward)),
+        ("restored", restored(handover())),
+        ("restored alone", restored(handover_alone())),
+        ("committed", committed(handover())),
+        ("committed alone", committed(handover_alone())),
+        ("attached", attached(Guest::Present)),
+        ("attached off", attached(Guest::PoweredOff)),
+        ("done", done()),
+        ("cancelling", rolling_back(Back::Cancelling)),
+        ("clearing", rolling_back(Back::Clearing)),
+        ("undoing", rolling_back(Back::Undoing)),
+        ("resuming", rolling_back(Back::Resuming { gone: gone("b") })),
+        ("powered off", rolling_back(Back::PoweredOff)),
+        ("aborted", aborted(Cause::Cancelled)),
+        ("failed", failed(Cleanup::Nothing)),
+        ("failed +receiver", failed(Cleanup::Receiver)),
+        ("failed +source", failed(Cleanup::Source)),
+        ("failed +human", failed(Cleanup::Undecided)),
+    ]
+}
+
+/// Every kind of event, under the name that the table prints.
+pub(crate) fn events() -> Vec<(&'static str, Event)> {
+    let error = || "broken pipe".to_owned();
+    vec![
+        ("granted", Event::Granted { destination: host("b") }),
+        ("no room", Event::NoRoom { at: Timestamp(9), note: "still full".into() }),
+        ("expired", Event::QueueExpired),
+        ("refused", Event::Refused { blockers: vec![] }),
+        ("cancel", Event::CancelRequested),
+        ("armed", Event::ReceiverArmed { listener: listener() }),
+        ("stopped", Event::SourceStopped),
+        ("sw allowed", Event::SwitchoverAllowed),
+        ("commit", Event::CommitAllowed),
+        ("both", Event::BothComplete { proof: handover() }),
+        ("gave up", Event::SourceGaveUp { error: error() }),
+        ("xfer failed", Event::TransferFailed { error: error() }),
+        ("runs again", Event::SourceRunsAgain { error: error() }),
+        ("timed out", Event::TransferTimedOut),
+        ("dec. back", Event::DecidedBack),
+        ("dec. fwd", Event::DecidedForward),
+        ("src gone+", source_gone(Receiver::Complete(handover_alone()))),
+        ("src gone-", source_gone(Receiver::Incomplete)),
+        ("guest off", Event::GuestPoweredOff { proof: gone("a") }),
+        ("rcv gone", Event::ReceiverGone { proof: gone("b"), ran: Ran::Never }),
+        ("rcv gone?", Event::ReceiverGone { proof: gone("b"), ran: Ran::Maybe }),
+        ("dst runs", Event::DestinationRuns),
+        ("released", Event::SourceReleased { proof: gone("a") }),
+        ("src runs", Event::SourceContinued),
+    ]
+}
+
+pub(crate) fn source_gone(receiver: Receiver) -> Event {
+    Event::SourceGone { proof: gone("a"), receiver }
+}
+
+/// What the source's agent says while memory crosses.
+pub(crate) fn source_seen() -> Seen {
+    Seen {
+        host: host("a"),
+        claim: CLAIM,
+        knowledge: Knowledge::Known,
+        role: Role::Running,
+        generation: GENERATION,
+        migration: Some(ID),
+        process: Some(process()),
+        gone: None,
+        ended: Ended::Unsaid,
+        run_state: RunState::Running,
+        transfer: TransferState::Active,
+        transfer_error: String::new(),
+        handed: Handed::No,
+        gave_up: None,
+        continued: Continued::Yes,
+        stopped_at_us: 0,
+        resumed_at_us: 0,
+        still: Millis::ZERO,
+        trouble: String::new(),
+        at: Timestamp(900),
+    }
+}
+
+/// What the destination's agent says while memory crosses.
+pub(crate) fn destination_seen() -> Seen {
+    Seen {
+        host: host("b"),
+        role: Role::Receiver,
+        run_state: RunState::InMigrate,
+        continued: Continued::No,
+        ..source_seen()
+    }
+}
+
+/// A source that has sent everything.
+pub(crate) fn source_sent() -> Seen {
+    Seen {
+        run_state: RunState::PostMigrate,
+        transfer: TransferState::Completed,
+        handed: Handed::Yes,
+        stopped_at_us: 5,
+        ..source_seen()
+    }
+}
+
+/// A destination that has everything.
+pub(crate) fn destination_full() -> Seen {
+    Seen { run_state: RunState::Paused, transfer: TransferState::Completed, ..destination_seen() }
+}
+
+/// A side whose QEMU is proven gone.
+pub(crate) fn dead(seen: Seen) -> Seen {
+    let proof = gone(seen.host.as_str());
+    Seen {
+        process: None,
+        gone: Some(proof),
+        run_state: RunState::Unknown,
+        transfer: TransferState::None,
+        ..seen
+    }
+}
+
+pub(crate) fn sides(source: Seen, destination: Seen) -> Sides {
+    Sides { claim: CLAIM, source: Some(source), destination: Some(destination) }
+}
+
+/// Soon after the phase was entered.
+pub(crate) const SOON: Times = Times { now: Timestamp(1_000), entered: Timestamp(900) };
+
+/// Past the limit of a switchover.
+pub(crate) const LATE: Times = Times { now: Timestamp(40_000), entered: Timestamp(900) };

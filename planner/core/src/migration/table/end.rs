@@ -1,0 +1,181 @@
+//! Phases in which the destination owns the VM, and those that end a migration.
+
+use vmferry_types::{Generation, HostId};
+
+use super::At;
+use crate::migration::{
+    Back, Cause, Cleanup, Event, Guest, Handover, Phase, Ran, Refusal, SourceWord,
+};
+
+/// What the destination owns.
+#[derive(Clone, Copy)]
+pub(super) struct Owned<'a> {
+    pub(super) destination: &'a HostId,
+    pub(super) proof: &'a Handover,
+    pub(super) generation: Generation,
+    pub(super) guest: Guest,
+}
+
+impl Owned<'_> {
+    /// The guest was seen on the destination.
+    fn attach(self) -> Phase {
+        Phase::Attached {
+            destination: self.destination.clone(),
+            proof: self.proof.clone(),
+            generation: self.generation,
+            guest: self.guest,
+        }
+    }
+
+    /// The destination's QEMU is gone with the guest. The source's, if any, holds an older past of
+    /// it: it is released, not resumed.
+    fn lost(self, cause: Cause) -> Phase {
+        Phase::Failed {
+            destination: self.destination.clone(),
+            owner: self.destination.clone(),
+            generation: self.generation,
+            cause,
+            first: None,
+            cleanup: self.proof.source.cleanup(),
+        }
+    }
+}
+
+pub(super) fn committed(
+    at: At<'_>,
+    destination: &HostId,
+    proof: &Handover,
+    generation: Generation,
+) -> Result<Phase, Refusal> {
+    let owned = Owned { destination, proof, generation, guest: Guest::Present };
+    Ok(match at.event {
+        Event::DestinationRuns => owned.attach(),
+        Event::GuestPoweredOff { .. } => Owned { guest: Guest::PoweredOff, ..owned }.attach(),
+        Event::ReceiverGone { proof: gone, ran: Ran::Never } => match &proof.source {
+            // Never continued, and its journal says so: the source's guest is still the only one.
+            SourceWord::Completed(_) => Phase::RollingBack {
+                destination: destination.clone(),
+                generation: generation.next(),
+                cause: Cause::ReceiverLost { proof: gone.clone() },
+                back: Back::Resuming { gone: gone.clone() },
+            },
+            SourceWord::Gone(_) => owned.lost(Cause::GuestLost { proof: gone.clone() }),
+        },
+        Event::ReceiverGone { proof: gone, ran: Ran::Maybe } => {
+            owned.lost(Cause::GuestCrashed { proof: gone.clone() })
+        }
+        Event::CancelRequested => return Err(Refusal::TooLate),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::TransferFailed { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. } => return Err(Refusal::Stale),
+        Event::SourceGaveUp { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
+    Ok(match at.event {
+        Event::SourceReleased { proof } => Phase::Done {
+            destination: owned.destination.clone(),
+            proof: owned.proof.clone(),
+            generation: owned.generation,
+            guest: owned.guest,
+            released: proof.clone(),
+        },
+        Event::GuestPoweredOff { .. } => match owned.guest {
+            Guest::Present => Owned { guest: Guest::PoweredOff, ..owned }.attach(),
+            Guest::PoweredOff => return Err(Refusal::Stale),
+        },
+        Event::ReceiverGone { proof, .. } => match owned.guest {
+            Guest::Present => owned.lost(Cause::GuestCrashed { proof: proof.clone() }),
+            Guest::PoweredOff => return Err(Refusal::Stale),
+        },
+        Event::CancelRequested => return Err(Refusal::TooLate),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::TransferFailed { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. }
+        | Event::DestinationRuns => return Err(Refusal::Stale),
+        Event::SourceGaveUp { .. } | Event::SourceRunsAgain { .. } | Event::SourceContinued => {
+            return Err(Refusal::Illegal);
+        }
+    })
+}
+
+pub(super) fn done(event: &Event) -> Result<Phase, Refusal> {
+    Err(ended(event, Refusal::TooLate))
+}
+
+pub(super) fn aborted(event: &Event) -> Result<Phase, Refusal> {
+    Err(ended(event, Refusal::Stale))
+}
+
+pub(super) fn failed(at: At<'_>, cleanup: Cleanup) -> Result<Phase, Refusal> {
+    match (cleanup, at.event) {
+        (Cleanup::Receiver, Event::ReceiverGone { .. })
+        | (Cleanup::Source, Event::SourceReleased { .. }) => Ok(cleaned(&at.migration.phase)),
+        (Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided, event) => {
+            Err(ended(event, Refusal::TooLate))
+        }
+    }
+}
+
+/// What had to be cleared away is proven gone.
+fn cleaned(phase: &Phase) -> Phase {
+    let mut phase = phase.clone();
+    if let Phase::Failed { cleanup, .. } = &mut phase {
+        *cleanup = Cleanup::Nothing;
+    }
+    phase
+}
+
+/// A migration that has ended stays as it is; whoever asks to cancel it is told.
+const fn ended(event: &Event, cancel: Refusal) -> Refusal {
+    match event {
+        Event::CancelRequested => cancel,
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceGaveUp { .. }
+        | Event::TransferFailed { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. }
+        | Event::GuestPoweredOff { .. }
+        | Event::ReceiverGone { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => Refusal::Stale,
+    }
+}

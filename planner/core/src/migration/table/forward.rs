@@ -1,0 +1,372 @@
+//! Phases in which the source owns the VM and the way is forward.
+
+use vmferry_types::{Generation, HostId, Timestamp};
+
+use super::At;
+use crate::migration::{
+    Back, Blocked, Cause, Cleanup, Event, Gate, GoneProof, Guest, Handover, Migration, Phase, Ran,
+    Receiver, Refusal, Stage, Switchover,
+};
+
+/// Turns back; the source keeps its generation, since ownership never moved.
+fn back(at: At<'_>, destination: &HostId, cause: Cause, back: Back) -> Phase {
+    Phase::RollingBack {
+        destination: destination.clone(),
+        generation: at.migration.generation,
+        cause,
+        back,
+    }
+}
+
+/// The source's QEMU is gone and nothing can carry the guest on.
+fn lost(at: At<'_>, destination: &HostId, cause: Cause, cleanup: Cleanup) -> Phase {
+    Phase::Failed {
+        destination: destination.clone(),
+        owner: at.migration.source.clone(),
+        generation: at.migration.generation,
+        cause,
+        first: None,
+        cleanup,
+    }
+}
+
+/// The guest left by itself before it moved: only the receiver is left to clear away.
+fn left(at: At<'_>, destination: &HostId, proof: &GoneProof) -> Phase {
+    let cause = Cause::GuestPoweredOff { proof: proof.clone() };
+    back(at, destination, cause, Back::PoweredOff)
+}
+
+/// The receiver is gone before ownership moved. One that was continued all the same must not be
+/// answered by letting the source go on.
+fn receiver_lost(
+    at: At<'_>,
+    destination: &HostId,
+    gone: (&GoneProof, Ran),
+    how: impl FnOnce(GoneProof) -> Back,
+) -> Phase {
+    let (proof, ran) = gone;
+    match ran {
+        Ran::Never => {
+            let cause = Cause::ReceiverLost { proof: proof.clone() };
+            back(at, destination, cause, how(proof.clone()))
+        }
+        Ran::Maybe => {
+            let cause = Cause::RanUncommitted { proof: proof.clone() };
+            lost(at, destination, cause, Cleanup::Undecided)
+        }
+    }
+}
+
+pub(super) fn queued(
+    at: At<'_>,
+    blocked: Option<&Blocked>,
+    deadline: Timestamp,
+) -> Result<Phase, Refusal> {
+    let end = |cause| Phase::Aborted {
+        destination: None,
+        generation: at.migration.generation,
+        cause,
+        guest: Guest::Present,
+    };
+    Ok(match at.event {
+        Event::Granted { destination } => {
+            Phase::Admitted { destination: destination.clone(), stage: Stage::Arming }
+        }
+        Event::NoRoom { at, note } => {
+            let since = blocked.map_or(*at, |blocked| blocked.since);
+            Phase::Queued { blocked: Some(Blocked { since, note: note.clone() }), deadline }
+        }
+        Event::QueueExpired => {
+            let note = blocked.map(|blocked| blocked.note.clone()).unwrap_or_default();
+            end(Cause::CapacityWaitExpired { note })
+        }
+        Event::Refused { blockers } => end(Cause::Refused { blockers: blockers.clone() }),
+        Event::CancelRequested => end(Cause::Cancelled),
+        Event::GuestPoweredOff { proof } => end(Cause::GuestPoweredOff { proof: proof.clone() }),
+        Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceGaveUp { .. }
+        | Event::TransferFailed { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. }
+        | Event::ReceiverGone { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    // The source has heard of nothing yet, so it has nothing to take back.
+    let clear = |cause| back(at, destination, cause, Back::Clearing);
+    Ok(match at.event {
+        Event::ReceiverArmed { listener } => Phase::Admitted {
+            destination: destination.clone(),
+            stage: Stage::Transferring { listener: listener.clone() },
+        },
+        Event::Refused { blockers } => clear(Cause::Refused { blockers: blockers.clone() }),
+        Event::CancelRequested => clear(Cause::Cancelled),
+        Event::TransferTimedOut => clear(Cause::TransferTimedOut),
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |_| Back::Clearing)
+        }
+        Event::SourceGone { proof, .. } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::Granted { .. } | Event::NoRoom { .. } | Event::QueueExpired => {
+            return Err(Refusal::Stale);
+        }
+        Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceGaveUp { .. }
+        | Event::TransferFailed { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    let cancel = |cause| back(at, destination, cause, Back::Cancelling);
+    Ok(match at.event {
+        Event::SourceStopped => Phase::Captured {
+            destination: destination.clone(),
+            switchover: match at.migration.terms.gates.switchover {
+                Gate::Open => Switchover::Ordered,
+                Gate::Closed => Switchover::Withheld,
+            },
+        },
+        Event::Refused { blockers } => cancel(Cause::Refused { blockers: blockers.clone() }),
+        Event::CancelRequested => cancel(Cause::Cancelled),
+        Event::SourceGaveUp { error } => cancel(Cause::GaveUp { error: error.clone() }),
+        Event::TransferFailed { error } => cancel(Cause::TransferFailed { error: error.clone() }),
+        Event::TransferTimedOut => cancel(Cause::TransferTimedOut),
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |_| Back::Cancelling)
+        }
+        // Unordered, the receiver cannot have everything, whatever it says.
+        Event::SourceGone { proof, .. } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::ReceiverArmed { .. } => return Err(Refusal::Stale),
+        Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    let cancel = |cause| back(at, destination, cause, Back::Cancelling);
+    Ok(match at.event {
+        Event::SwitchoverAllowed => {
+            Phase::Captured { destination: destination.clone(), switchover: Switchover::Ordered }
+        }
+        Event::CancelRequested => cancel(Cause::Cancelled),
+        Event::SourceGaveUp { error } => cancel(Cause::GaveUp { error: error.clone() }),
+        Event::TransferFailed { error } => cancel(Cause::TransferFailed { error: error.clone() }),
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |_| Back::Cancelling)
+        }
+        Event::SourceGone { proof, .. } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::TransferTimedOut => return Err(Refusal::Stale),
+        Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    let undo = |cause| back(at, destination, cause, Back::Undoing);
+    Ok(match at.event {
+        Event::BothComplete { proof } => restore(destination, proof),
+        Event::SourceGone { receiver: Receiver::Complete(proof), .. } => {
+            restore(destination, proof)
+        }
+        Event::SourceGone { proof, receiver: Receiver::Incomplete } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        // Journalled before the order reached it, so the order is refused: as if never ordered.
+        Event::SourceGaveUp { error } => {
+            back(at, destination, Cause::GaveUp { error: error.clone() }, Back::Cancelling)
+        }
+        Event::TransferFailed { error } => undo(Cause::TransferFailed { error: error.clone() }),
+        Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
+        Event::CancelRequested => undo(Cause::Cancelled),
+        Event::DecidedBack => undo(Cause::SwitchoverOverdue),
+        Event::DecidedForward => {
+            Phase::Captured { destination: destination.clone(), switchover: Switchover::Forward }
+        }
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |gone| Back::Resuming { gone })
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::TransferTimedOut => return Err(Refusal::Stale),
+        Event::CommitAllowed
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    let undo = |cause| back(at, destination, cause, Back::Undoing);
+    Ok(match at.event {
+        Event::BothComplete { proof } => restore(destination, proof),
+        Event::SourceGone { receiver: Receiver::Complete(proof), .. } => {
+            restore(destination, proof)
+        }
+        Event::SourceGone { proof, receiver: Receiver::Incomplete } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        // Seen before it was killed: its guest has gone on from what the receiver has.
+        Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
+        Event::TransferFailed { error } => undo(Cause::TransferFailed { error: error.clone() }),
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |gone| Back::Resuming { gone })
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::CancelRequested => return Err(Refusal::TooLate),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward => return Err(Refusal::Stale),
+        Event::CommitAllowed
+        | Event::SourceGaveUp { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+/// The destination has everything; the source stands still and could go on.
+pub(super) fn restored(
+    at: At<'_>,
+    destination: &HostId,
+    proof: &Handover,
+) -> Result<Phase, Refusal> {
+    let undo = |cause| back(at, destination, cause, Back::Undoing);
+    Ok(match at.event {
+        Event::CommitAllowed => commit(at.migration, destination, proof),
+        Event::CancelRequested => undo(Cause::Cancelled),
+        Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
+        Event::ReceiverGone { proof, ran } => {
+            receiver_lost(at, destination, (proof, *ran), |gone| Back::Resuming { gone })
+        }
+        Event::SourceGone { receiver: Receiver::Complete(proof), .. } => {
+            restore(destination, proof)
+        }
+        Event::SourceGone { proof, receiver: Receiver::Incomplete } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
+        }
+        Event::GuestPoweredOff { proof } => left(at, destination, proof),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::BothComplete { .. }
+        | Event::TransferFailed { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward => return Err(Refusal::Stale),
+        Event::SourceGaveUp { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+/// The destination has everything and the source is gone: there is no way back.
+pub(super) fn restored_alone(
+    at: At<'_>,
+    destination: &HostId,
+    proof: &Handover,
+) -> Result<Phase, Refusal> {
+    Ok(match at.event {
+        Event::CommitAllowed => commit(at.migration, destination, proof),
+        Event::ReceiverGone { proof, .. } => {
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Nothing)
+        }
+        Event::CancelRequested => return Err(Refusal::TooLate),
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::Refused { .. }
+        | Event::ReceiverArmed { .. }
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::BothComplete { .. }
+        | Event::TransferFailed { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. } => return Err(Refusal::Stale),
+        Event::SourceGaveUp { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::GuestPoweredOff { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued => return Err(Refusal::Illegal),
+    })
+}
+
+fn restore(destination: &HostId, proof: &Handover) -> Phase {
+    Phase::Restored { destination: destination.clone(), proof: proof.clone() }
+}
+
+/// Moves ownership. The only place where a generation is taken on the way forward.
+fn commit(migration: &Migration, destination: &HostId, proof: &Handover) -> Phase {
+    let generation: Generation = migration.generation.next();
+    Phase::Committed { destination: destination.clone(), proof: proof.clone(), generation }
+}

@@ -1,0 +1,235 @@
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use expect_test::expect_file;
+use vmferry_types::{Method, PowerState, Timestamp};
+
+use super::rows;
+use super::*;
+
+fn name(row: &Migration) -> String {
+    rows::all()
+        .into_iter()
+        .find(|(_, other)| {
+            std::mem::discriminant(&other.phase) == std::mem::discriminant(&row.phase)
+                && other.outstanding().map(|e| e.label()) == row.outstanding().map(|e| e.label())
+                && rank(other) == rank(row)
+        })
+        .map_or_else(|| format!("{:?}", row.phase), |(name, _)| name.to_owned())
+}
+
+/// What tells rows of one phase apart.
+fn rank(row: &Migration) -> u8 {
+    match &row.phase {
+        Phase::Captured { switchover, .. } => match switchover {
+            Switchover::Withheld => 0,
+            Switchover::Ordered => 1,
+            Switchover::Forward => 2,
+        },
+        Phase::Restored { proof, .. } | Phase::Committed { proof, .. } => match proof.source {
+            SourceWord::Completed(_) => 0,
+            SourceWord::Gone(_) => 1,
+        },
+        Phase::Attached { guest, .. } => match guest {
+            Guest::Present => 0,
+            Guest::PoweredOff => 1,
+        },
+        Phase::RollingBack { back, .. } => match back {
+            Back::Cancelling => 0,
+            Back::Clearing => 1,
+            Back::Undoing => 2,
+            Back::Resuming { .. } => 3,
+            Back::PoweredOff => 4,
+        },
+        Phase::Failed { cleanup, .. } => match cleanup {
+            Cleanup::Nothing => 0,
+            Cleanup::Receiver => 1,
+            Cleanup::Source => 2,
+            Cleanup::Undecided => 3,
+        },
+        Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Done { .. }
+        | Phase::Aborted { .. } => 0,
+    }
+}
+
+fn end_line(text: &mut String) {
+    text.truncate(text.trim_end_matches(' ').len());
+    text.push('\n');
+}
+
+#[test]
+fn the_table_is_as_reviewed() {
+    let mut text = String::from(
+        "Row × event: the row after, '.' stale, '!' illegal, 'too late' told to the caller.\n",
+    );
+    for events in rows::events().chunks(8) {
+        write!(text, "\n{:<17}", "").unwrap();
+        for (event, _) in events {
+            write!(text, "{event:<17}").unwrap();
+        }
+        end_line(&mut text);
+        for (row_name, row) in rows::all() {
+            write!(text, "{row_name:<17}").unwrap();
+            for (_, event) in events {
+                let cell = match row.apply(event) {
+                    Ok(after) => name(&after),
+                    Err(Refusal::Stale) => ".".to_owned(),
+                    Err(Refusal::Illegal) => "!".to_owned(),
+                    Err(Refusal::TooLate) => "too late".to_owned(),
+                };
+                write!(text, "{cell:<17}").unwrap();
+            }
+            end_line(&mut text);
+        }
+    }
+    expect_file!["table/table.txt"].assert_eq(&text);
+}
+
+#[test]
+fn what_is_owed_is_as_reviewed() {
+    let mut text =
+        String::from("What each row owes the world, and what the store holds beside it.\n\n");
+    for (row_name, row) in rows::all() {
+        let effect = row.outstanding().map_or("-", |effect| effect.label());
+        let books = row.books();
+        let reserved: Vec<_> = books.reserved.iter().map(|host| host.as_str()).collect();
+        writeln!(
+            text,
+            "{row_name:<17}{effect:<22}owner {} g{} {:<9}reserved {:<5}{:?}",
+            books.host,
+            books.generation,
+            books.power.map_or("-", |power| power.label()),
+            reserved.join("+"),
+            books.flight,
+        )
+        .unwrap();
+    }
+    expect_file!["table/owed.txt"].assert_eq(&text);
+}
+
+#[test]
+fn only_precopy_is_opened() {
+    for method in Method::ALL {
+        let opened = Migration::open(Opening { method: *method, ..rows::opening() });
+        match method {
+            Method::Precopy => assert!(opened.is_ok()),
+            Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => {
+                let refusal = opened.unwrap_err();
+                assert_eq!(refusal.code(), "method_not_available");
+                assert!(refusal.to_string().contains(method.label()), "{refusal}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_refusal_of_room_is_kept_and_its_note_refreshed() {
+    let no_room = |at, note: &str| Event::NoRoom { at: Timestamp(at), note: note.into() };
+    let row = rows::queued().apply(&no_room(10, "a is full")).unwrap();
+    let row = row.apply(&no_room(20, "b is full")).unwrap();
+    let expected = Blocked { since: Timestamp(10), note: "b is full".into() };
+    assert_eq!(row.phase, Phase::Queued { blocked: Some(expected), deadline: rows::DEADLINE });
+}
+
+#[test]
+fn an_expired_wait_ends_with_why_there_was_no_room() {
+    let row = rows::waiting().apply(&Event::QueueExpired).unwrap();
+    let cause = row.phase.cause().unwrap();
+    assert_eq!(cause.label(), "capacity_wait_expired");
+    assert!(cause.to_string().contains("full"), "{cause}");
+}
+
+#[test]
+fn ownership_moves_in_the_same_commit_as_both_complete() {
+    let proof = rows::handover();
+    let entries = rows::captured(Switchover::Ordered)
+        .advance(Event::BothComplete { proof: proof.clone() })
+        .unwrap();
+    let labels: Vec<_> =
+        entries.iter().map(|entry| (entry.event.label(), entry.after.label().label())).collect();
+    assert_eq!(labels, [("both_complete", "restored"), ("commit_allowed", "committed")]);
+    let last = &entries.last().unwrap().after;
+    assert_eq!(last.phase.handover(), Some(&proof));
+    let books = last.books();
+    assert_eq!(books.host, rows::host("b"));
+    assert_eq!(books.generation, rows::GENERATION.next());
+}
+
+#[test]
+fn a_closed_gate_keeps_ownership_where_it_is() {
+    let mut row = rows::captured(Switchover::Ordered);
+    row.terms.gates.commit = Gate::Closed;
+    let entries = row.advance(Event::BothComplete { proof: rows::handover() }).unwrap();
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0].after.outstanding(), None);
+    let entries = entries[0].after.advance(Event::CommitAllowed).unwrap();
+    assert_eq!(entries[0].after.label().label(), "committed");
+}
+
+#[test]
+fn a_closed_gate_keeps_the_switchover_unordered() {
+    let mut row = rows::transferring();
+    row.terms.gates.switchover = Gate::Closed;
+    let row = row.apply(&Event::SourceStopped).unwrap();
+    assert_eq!(row.outstanding(), None);
+    let row = row.apply(&Event::SwitchoverAllowed).unwrap();
+    assert_eq!(row.outstanding(), Some(Effect::OrderSwitchover));
+}
+
+#[test]
+fn back_from_committed_takes_the_next_generation() {
+    let gone = Event::ReceiverGone { proof: rows::gone("b"), ran: Ran::Never };
+    let row = rows::committed(rows::handover()).apply(&gone).unwrap();
+    let books = row.books();
+    assert_eq!(books.host, rows::host("a"));
+    assert_eq!(books.generation, rows::GENERATION.next().next());
+    assert_eq!(row.outstanding(), Some(Effect::ResumeSource { proof: rows::gone("b") }));
+    let row = row.apply(&Event::SourceContinued).unwrap();
+    assert_eq!(row.books().generation, rows::GENERATION.next().next());
+    assert_eq!(row.books().power, Some(PowerState::Running));
+}
+
+#[test]
+fn a_failed_migration_holds_the_vm_until_its_rest_is_proven_gone() {
+    let row = rows::failed(Cleanup::Receiver);
+    assert_eq!(row.books().flight, Flight::Held);
+    assert_eq!(row.books().reserved, BTreeSet::from([rows::host("b")]));
+    let gone = Event::ReceiverGone { proof: rows::gone("b"), ran: Ran::Never };
+    let row = row.apply(&gone).unwrap();
+    assert_eq!(row.books().flight, Flight::Released);
+    assert!(row.books().reserved.is_empty());
+    assert_eq!(row.outstanding(), None);
+}
+
+#[test]
+fn the_first_cause_is_kept_when_loss_is_proven_on_the_way_back() {
+    let row =
+        rows::rolling_back(Back::Undoing).apply(&rows::source_gone(Receiver::Incomplete)).unwrap();
+    let Phase::Failed { cause, first, .. } = &row.phase else { panic!("{:?}", row.phase) };
+    assert_eq!(cause.label(), "guest_lost");
+    assert_eq!(first.as_ref().map(Cause::label), Some("cancelled"));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn every_row_and_event_reads_back_as_it_was_written() {
+    for (name, row) in rows::all() {
+        let text = serde_json::to_string(&row).unwrap();
+        let read: Migration = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, row, "{name}: {text}");
+    }
+    for (name, event) in rows::events() {
+        let text = serde_json::to_string(&event).unwrap();
+        let read: Event = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, event, "{name}: {text}");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_row_is_written_as_reviewed() {
+    let text = serde_json::to_string_pretty(&rows::committed(rows::handover())).unwrap();
+    expect_file!["table/row.json"].assert_eq(&text);
+}

@@ -1,0 +1,124 @@
+//! What an unfinished migration waits for, said by name (rule R9).
+//!
+//! A stuck migration keeps its reservation and harms no other. It is never given up silently: it
+//! shows why, for what and since when, until the world answers or a human does.
+
+use vmferry_types::{Millis, Timestamp};
+
+use crate::evidence::{Sides, Times, permit};
+use crate::migration::{Back, Cleanup, Gate, Migration, Phase, Stage, Switchover};
+
+/// How long a step between two agents may take before it is called stuck.
+///
+/// A whole move of a small guest takes a tenth of a second, and an agent that restarts is back in
+/// seconds: past half a minute someone should look.
+const PATIENCE: Millis = Millis(30_000);
+
+/// What last went wrong while the migration was driven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The real error text.
+    pub text: String,
+    /// Since when it goes wrong.
+    pub since: Timestamp,
+}
+
+/// Why a migration does not get on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Why, in the words of what went wrong.
+    pub cause: String,
+    /// What would let it go on.
+    pub waits_for: String,
+    /// For how long.
+    pub age: Millis,
+}
+
+/// Says whether, and why, the migration is stuck. A terminal one that owes nothing never is, nor
+/// is one in the queue, which says for itself since when it is blocked.
+#[must_use]
+pub fn stuck(
+    migration: &Migration,
+    sides: &Sides,
+    times: Times,
+    trouble: Option<&Trouble>,
+) -> Option<Stuck> {
+    let waits_for = waits_for(migration, sides)?;
+    let elapsed = times.now.since(times.entered);
+    let troubled =
+        trouble.map_or(Millis::ZERO, |trouble| times.now.since(trouble.since.max(times.entered)));
+    let late = patience(migration).is_some_and(|patience| elapsed > patience);
+    if !late && troubled <= PATIENCE {
+        return None;
+    }
+    let cause = match (trouble, migration.phase.cause()) {
+        (Some(trouble), _) => trouble.text.clone(),
+        (None, Some(cause)) => cause.to_string(),
+        (None, None) => format!("{} took longer than expected", migration.label()),
+    };
+    Some(Stuck { cause, waits_for, age: if late { elapsed } else { troubled } })
+}
+
+/// How long the present step may take. `None` if it has no limit of its own: memory may cross for
+/// as long as the transfer's time limit says.
+fn patience(migration: &Migration) -> Option<Millis> {
+    match &migration.phase {
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => None,
+        Phase::Captured { switchover: Switchover::Ordered | Switchover::Forward, .. } => {
+            Some(migration.terms.switchover_limit)
+        }
+        Phase::Queued { .. }
+        | Phase::Admitted { stage: Stage::Arming, .. }
+        | Phase::Captured { switchover: Switchover::Withheld, .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => Some(PATIENCE),
+    }
+}
+
+/// Says what would let the migration go on. `None` if nothing is waited for, or room only.
+#[must_use]
+pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
+    let effect = migration.outstanding();
+    if let Some(Err(withheld)) = effect.as_ref().map(|effect| permit(migration, effect, sides)) {
+        return Some(withheld.to_string());
+    }
+    let words = match &migration.phase {
+        Phase::Queued { .. } | Phase::Done { .. } | Phase::Aborted { .. } => return None,
+        Phase::Admitted { stage: Stage::Arming, .. } => "the destination's receiver to listen",
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
+            "the guest's memory to cross and the source to reach the switchover"
+        }
+        Phase::Captured { switchover: Switchover::Withheld, .. } => {
+            "an operator's word before the switchover"
+        }
+        Phase::Captured { switchover: Switchover::Ordered, .. } => {
+            "both QEMUs to say that all has arrived, or one to be proven gone"
+        }
+        Phase::Captured { switchover: Switchover::Forward, .. } => {
+            "proof that the source's QEMU is gone"
+        }
+        Phase::Restored { .. } => match migration.terms.gates.commit {
+            Gate::Open => "ownership to be moved in the store",
+            Gate::Closed => "an operator's word before ownership moves",
+        },
+        Phase::Committed { .. } => "the guest to be seen running on the destination",
+        Phase::Attached { .. } => "proof that the source's QEMU is gone",
+        Phase::RollingBack { back, .. } => match back {
+            Back::Cancelling => "the source to take its transfer back and run on",
+            Back::Clearing | Back::Undoing | Back::PoweredOff => "proof that the receiver is gone",
+            Back::Resuming { .. } => "the guest to be seen running on the source",
+        },
+        Phase::Failed { cleanup, .. } => match cleanup {
+            Cleanup::Nothing => return None,
+            Cleanup::Receiver => "proof that the receiver is gone",
+            Cleanup::Source => "proof that the source's QEMU is gone",
+            Cleanup::Undecided => "a human to say which side's guest is the right one",
+        },
+    };
+    Some(words.to_owned())
+}
