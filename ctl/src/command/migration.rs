@@ -51,7 +51,7 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     stuck: bool,
     /// Only those of this VM (name or id)
-    #[arg(long, value_name = "VM", default_value = "")]
+    #[arg(long, value_name = "VM", default_value = "", hide_default_value = true)]
     vm: String,
     /// At most this many
     #[arg(long, value_name = "N", default_value_t = 50)]

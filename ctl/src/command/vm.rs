@@ -24,7 +24,7 @@ pub(crate) enum Command {
     /// List VMs
     List {
         /// Only those on this host
-        #[arg(long, value_name = "HOST", default_value = "")]
+        #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
         host: String,
     },
     /// Show one VM
@@ -46,7 +46,7 @@ pub(crate) struct StartArgs {
     #[arg(value_name = "NAME|FILE.toml")]
     vm: String,
     /// Start it on this host; without, the planner chooses
-    #[arg(long, value_name = "HOST", default_value = "")]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     on: String,
     #[command(flatten)]
     request: RequestArgs,
@@ -82,7 +82,7 @@ pub(crate) struct MigrateArgs {
     /// Name or id
     vm: String,
     /// Move it to this host; without, the planner chooses
-    #[arg(long, value_name = "HOST", default_value = "")]
+    #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     to: String,
     #[command(flatten)]
     policy: PolicyArgs,
@@ -96,7 +96,7 @@ pub(crate) struct MigrateArgs {
 #[derive(Debug, Args)]
 struct PolicyArgs {
     /// Send at most this many megabits per second (100 is 12 500 000 bytes per second)
-    #[arg(long, value_name = "MBIT/S", default_value_t = 0)]
+    #[arg(long, value_name = "MBIT/S", default_value_t = 0, hide_default_value = true)]
     bandwidth: u64,
     /// How long QEMU may plan to stand still, like 100ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
