@@ -31,22 +31,31 @@ pub(crate) enum Update<'a> {
     Lost(&'a Failure),
 }
 
-/// Calls `show` with each state of migration `id` until it ends or `wait` is over.
+/// What is followed.
+#[derive(Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) id: &'a str,
+    /// Its state, where the planner has shown it already: it is known to be there then, and a
+    /// planner that does not answer is waited for from the start.
+    pub(crate) seen: Option<Migration>,
+}
+
+/// Calls `show` with each state of a migration until it ends or `wait` is over.
 ///
 /// # Errors
 ///
-/// Fails where the planner refuses to show it, or does not answer the first time.
+/// Fails where the planner refuses to show it, or does not answer and never did.
 pub(crate) async fn follow(
     client: &Client,
-    id: &str,
+    subject: Subject<'_>,
     wait: Option<Duration>,
     show: &mut impl FnMut(Update<'_>),
 ) -> Result<Followed, Failure> {
     let waited = wait.unwrap_or(Duration::MAX);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-    let mut last = None;
+    let mut last = subject.seen.map(Box::new);
     loop {
-        let watching = watch(client, id, &mut last, show);
+        let watching = watch(client, subject.id, &mut last, show);
         let ended = match deadline {
             None => watching.await,
             Some(deadline) => match timeout_at(deadline, watching).await {

@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand};
 use std::time::Duration;
-use vmferry_proto::v1::ListMigrationsRequest;
+use vmferry_proto::v1::{ListMigrationsRequest, Migration};
 use vmferry_types::PhaseLabel;
 
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::follow::{Followed, follow, verdict};
+use crate::follow::{Followed, Subject, follow, verdict};
 use crate::output::Output;
 use crate::render;
 use crate::render::quantity::quoted_or;
@@ -89,15 +89,17 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
     }
 }
 
-/// Follows `id` on the live display and prints its end.
+/// Follows what was begun on the live display and prints its end.
 pub(crate) async fn wait_for_end(
     client: &Client,
     output: &Output,
-    id: &str,
+    begun: Migration,
     timeout: Duration,
 ) -> Result<Followed, Failure> {
     let mut live = output.live();
-    let followed = follow(client, id, Some(timeout), &mut |update| live.show(&update)).await;
+    let id = begun.id.clone();
+    let subject = Subject { id: &id, seen: Some(begun) };
+    let followed = follow(client, subject, Some(timeout), &mut |update| live.show(&update)).await;
     live.finish();
     let followed = followed?;
     match &followed {
@@ -117,7 +119,8 @@ async fn watch(
     timeout: Option<Duration>,
 ) -> Result<(), Failure> {
     let mut live = output.live();
-    let followed = follow(client, id, timeout, &mut |update| {
+    let subject = Subject { id, seen: None };
+    let followed = follow(client, subject, timeout, &mut |update| {
         output.json_line(&update);
         live.show(&update);
     })
@@ -142,7 +145,7 @@ async fn cancel(
         return Ok(());
     }
     let operation = format!("cancel migration {id}");
-    let followed = wait_for_end(client, output, id, wait.timeout).await?;
+    let followed = wait_for_end(client, output, migration, wait.timeout).await?;
     if let Followed::Ended(migration) = &followed {
         match PhaseLabel::from_label(&migration.phase) {
             Some(PhaseLabel::Aborted) => return Ok(()),

@@ -265,7 +265,7 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
         output.answer(&migration, render::migration::summary);
         return Ok(());
     }
-    let followed = wait_for_end(client, output, &migration.id, args.wait.timeout).await?;
+    let followed = wait_for_end(client, output, migration, args.wait.timeout).await?;
     verdict(&operation, &followed)
 }
 

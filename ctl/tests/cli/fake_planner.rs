@@ -36,6 +36,8 @@ pub(crate) enum StreamEnd {
     Never,
     /// After each state, as when the planner restarts.
     AfterEach,
+    /// Before it begins, the first time: the planner restarts just now.
+    BeforeFirst,
 }
 
 /// What the planner was asked.
@@ -173,10 +175,15 @@ impl Planner for Service {
         &self,
         _: Request<GetMigrationRequest>,
     ) -> Reply<Self::WatchMigrationStream> {
+        let first = self.asked.lock().unwrap().watched == 0;
+        if first && self.answers.stream == StreamEnd::BeforeFirst {
+            self.asked.lock().unwrap().watched += 1;
+            return Err(Status::unavailable("shutting down"));
+        }
         self.reply(|asked| {
             let (from, count) = match self.answers.stream {
                 StreamEnd::AfterEach => (asked.watched, 1),
-                StreamEnd::AfterLast | StreamEnd::Never => (0, usize::MAX),
+                StreamEnd::AfterLast | StreamEnd::Never | StreamEnd::BeforeFirst => (0, usize::MAX),
             };
             asked.watched += 1;
             let states: Vec<_> =

@@ -141,6 +141,18 @@ async fn a_stream_that_breaks_is_followed_on() {
 }
 
 #[tokio::test]
+async fn a_planner_that_restarts_after_it_accepted_is_waited_for() {
+    let answers = Answers {
+        states: vec![migration("done", "completed")],
+        stream: StreamEnd::BeforeFirst,
+        ..Answers::default()
+    };
+    let (ended, planner) = run(answers, &["vm", "migrate", "web1", "--to", "b", "--wait"]).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(planner.asked().watched, 2);
+}
+
+#[tokio::test]
 async fn a_refusal_shows_all_reasons_and_ends_with_3() {
     let blocker = |code: &str, message: &str| Blocker {
         code: code.into(),
