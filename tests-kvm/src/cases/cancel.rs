@@ -53,11 +53,11 @@ async fn copying(cluster: &mut Cluster<'_>) -> Result<Note> {
 
 async fn at_switchover(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("wanted"), "a").await?;
-    cluster.planner_faults.hold("before_commit.captured")?;
+    cluster.planner_faults.hold("before_commit.ordered")?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached("before_commit.captured", POINT_BOUND).await?;
+    cluster.planner_faults.wait_reached("before_commit.ordered", POINT_BOUND).await?;
     cluster.clients.cancel(&migration.id).await?;
-    cluster.planner_faults.release("before_commit.captured")?;
+    cluster.planner_faults.release("before_commit.ordered")?;
     expect_cancelled(cluster, &vm, &migration.id).await?;
     move_vm(cluster, &vm, "b").await?;
     Ok(Note::new())

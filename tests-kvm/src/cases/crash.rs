@@ -4,14 +4,16 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use vmferry_proto::v1::{MigrateVmRequest, Migration};
 
 use super::{Case, Note, POINT_BOUND, Tier, pause_note, request, settle};
 use crate::client::{End, move_to};
 use crate::cluster::Cluster;
 use crate::guest::GuestSpec;
 
-/// The phases of a migration that goes well.
-const PHASES: [&str; 6] = ["admitted", "captured", "restored", "committed", "attached", "done"];
+/// The planner's commits in a migration that goes well, after its admission. `ordered` is the
+/// capture: both are one statement.
+const COMMITS: [&str; 5] = ["ordered", "restored", "committed", "attached", "done"];
 
 /// What the agents are told, and on which host, in a migration that goes well.
 const ACTIONS: [(&str, &str); 5] = [
@@ -25,24 +27,53 @@ const ACTIONS: [(&str, &str); 5] = [
 /// How long a daemon may take to come to the point at which it kills itself.
 const DEATH_BOUND: Duration = Duration::from_secs(15);
 
-pub(super) fn cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for phase in PHASES {
-        for side in ["before_commit", "after_commit"] {
-            let name = format!("planner-killed-{}-{phase}-goes-on", side.replace("_commit", ""));
-            let tier = if side == "after_commit" { Tier::Subset } else { Tier::All };
-            cases.push(Case::new(name, tier, move |cluster| {
-                Box::pin(planner(cluster, format!("{side}.{phase}")))
-            }));
+/// Who is killed.
+#[derive(Clone, Copy, Debug)]
+enum Victims {
+    Planner,
+    SourceAgent,
+    DestinationAgent,
+    All,
+}
+
+impl Victims {
+    const EACH: [Self; 4] = [Self::Planner, Self::SourceAgent, Self::DestinationAgent, Self::All];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Planner => "planner",
+            Self::SourceAgent => "source-agent",
+            Self::DestinationAgent => "destination-agent",
+            Self::All => "all-daemons",
         }
     }
-    for phase in &PHASES[..5] {
-        for (label, host) in [("source", "a"), ("destination", "b")] {
-            let name = format!("{label}-agent-killed-at-{phase}-goes-on");
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for victims in Victims::EACH {
+        let name = format!("{}-killed-while-copying-goes-on", victims.label());
+        cases.push(Case::new(name, Tier::Subset, move |cluster| {
+            Box::pin(while_copying(cluster, victims))
+        }));
+        // The planner has points of its own.
+        for commit in COMMITS
+            .iter()
+            .filter(|commit| **commit != "done" && !matches!(victims, Victims::Planner))
+        {
             let tier =
-                if matches!(*phase, "captured" | "committed") { Tier::Subset } else { Tier::All };
+                if matches!(*commit, "ordered" | "committed") { Tier::Subset } else { Tier::All };
+            let name = format!("{}-killed-at-{commit}-goes-on", victims.label());
+            cases
+                .push(Case::new(name, tier, move |cluster| Box::pin(at(cluster, victims, commit))));
+        }
+    }
+    for commit in COMMITS {
+        for side in ["before_commit", "after_commit"] {
+            let name = format!("planner-killed-{}-{commit}-goes-on", side.replace("_commit", ""));
+            let tier = if side == "after_commit" { Tier::Subset } else { Tier::All };
             cases.push(Case::new(name, tier, move |cluster| {
-                Box::pin(agent_held(cluster, host, phase))
+                Box::pin(planner_at_point(cluster, format!("{side}.{commit}")))
             }));
         }
     }
@@ -59,19 +90,56 @@ pub(super) fn cases() -> Vec<Case> {
             }));
         }
     }
-    for phase in &PHASES[..5] {
-        let tier = if *phase == "restored" { Tier::Subset } else { Tier::All };
-        cases.push(Case::new(
-            format!("all-daemons-killed-at-{phase}-goes-on"),
-            tier,
-            move |cluster| Box::pin(everything(cluster, phase)),
-        ));
-    }
     cases
 }
 
+/// Kills daemons with SIGKILL, all of them before the first is started again.
+async fn kill_and_start(cluster: &mut Cluster<'_>, victims: Victims) -> Result<()> {
+    let (planner, agents): (bool, &[&str]) = match victims {
+        Victims::Planner => (true, &[]),
+        Victims::SourceAgent => (false, &["a"]),
+        Victims::DestinationAgent => (false, &["b"]),
+        Victims::All => (true, &["a", "b"]),
+    };
+    if planner {
+        cluster.planner.kill().await?;
+    }
+    for host in agents {
+        cluster.host(host)?.agent.kill().await?;
+    }
+    cluster.planner_faults.disarm()?;
+    for host in agents {
+        cluster.host(host)?.agent.start()?;
+    }
+    if planner { cluster.planner.start() } else { Ok(()) }
+}
+
+/// Kills daemons while memory crosses.
+async fn while_copying(cluster: &mut Cluster<'_>, victims: Victims) -> Result<Note> {
+    let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
+    let slow = MigrateVmRequest { bandwidth_mbps: 240, ..move_to(&vm, "b") };
+    let migration = request(cluster, &slow).await?;
+    let copying = |m: &Migration| m.phase == "admitted" && m.bytes_transferred > 0;
+    cluster.clients.wait_migration(&migration.id, "to copy", POINT_BOUND, copying).await?;
+    kill_and_start(cluster, victims).await?;
+    settle(cluster, &vm, &migration.id, End::Done).await?;
+    Ok(pause_note(&vm))
+}
+
+/// Kills daemons while the planner waits after a commit.
+async fn at(cluster: &mut Cluster<'_>, victims: Victims, commit: &str) -> Result<Note> {
+    let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
+    let point = format!("after_commit.{commit}");
+    cluster.planner_faults.hold(&point)?;
+    let migration = request(cluster, &move_to(&vm, "b")).await?;
+    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
+    kill_and_start(cluster, victims).await?;
+    settle(cluster, &vm, &migration.id, End::Done).await?;
+    Ok(pause_note(&vm))
+}
+
 /// Kills the planner at a point of its own, starts it again, and expects the move to go on.
-async fn planner(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
+async fn planner_at_point(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
     cluster.planner_faults.kill_at(&point)?;
     let wanted = move_to(&vm, "b");
@@ -90,21 +158,6 @@ async fn planner(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
     Ok(pause_note(&vm))
 }
 
-/// Kills an agent while the planner waits in a phase.
-async fn agent_held(cluster: &mut Cluster<'_>, host: &str, phase: &str) -> Result<Note> {
-    let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
-    let point = format!("after_commit.{phase}");
-    cluster.planner_faults.hold(&point)?;
-    let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
-    let agent = &mut cluster.host(host)?.agent;
-    agent.kill().await?;
-    agent.start()?;
-    cluster.planner_faults.release(&point)?;
-    settle(cluster, &vm, &migration.id, End::Done).await?;
-    Ok(pause_note(&vm))
-}
-
 /// Kills an agent at a point of its own, starts it again, and expects the move to go on.
 async fn agent_at_point(cluster: &mut Cluster<'_>, host: &str, point: String) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
@@ -114,26 +167,6 @@ async fn agent_at_point(cluster: &mut Cluster<'_>, host: &str, point: String) ->
     host.agent.wait_end(DEATH_BOUND).await?;
     host.faults.release(&point)?;
     host.agent.start()?;
-    settle(cluster, &vm, &migration.id, End::Done).await?;
-    Ok(pause_note(&vm))
-}
-
-/// Kills planner and agents while the planner waits in a phase, as when a rack loses power but for
-/// the guests.
-async fn everything(cluster: &mut Cluster<'_>, phase: &str) -> Result<Note> {
-    let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
-    let point = format!("after_commit.{phase}");
-    cluster.planner_faults.hold(&point)?;
-    let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
-    cluster.planner.kill().await?;
-    cluster.planner_faults.release(&point)?;
-    for host in cluster.host_names() {
-        let agent = &mut cluster.host(host)?.agent;
-        agent.kill().await?;
-        agent.start()?;
-    }
-    cluster.planner.start()?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(pause_note(&vm))
 }

@@ -43,7 +43,7 @@ struct Moment {
     point: &'static str,
 }
 
-const CAPTURED: Moment = Moment { label: "captured", point: "before_commit.captured" };
+const CAPTURED: Moment = Moment { label: "captured-not-ordered", point: "before_commit.ordered" };
 const RESTORED: Moment = Moment { label: "restored", point: "before_commit.restored" };
 const COMMITTED: Moment = Moment { label: "committed", point: "after_commit.committed" };
 const ATTACHED: Moment = Moment { label: "attached", point: "after_commit.attached" };

@@ -33,7 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(Case::new(
             format!("planner-away-{label}-not-ordered-is-aborted"),
             tier,
-            move |cluster| Box::pin(not_ordered(cluster, absence)),
+            move |cluster| Box::pin(not_told(cluster, "before_commit.ordered", absence)),
         ));
         cases.push(Case::new(
             format!("planner-away-{label}-ordered-goes-on"),
@@ -41,6 +41,11 @@ pub(super) fn cases() -> Vec<Case> {
             move |cluster| Box::pin(ordered(cluster, absence)),
         ));
     }
+    cases.push(Case::new(
+        "planner-away-after-an-unsent-order-is-aborted",
+        Tier::Subset,
+        |cluster| Box::pin(not_told(cluster, "after_commit.ordered", SHORT)),
+    ));
     cases.push(Case::new("planner-away-within-the-hold-limit-goes-on", Tier::Subset, |cluster| {
         Box::pin(within(cluster))
     }));
@@ -54,10 +59,11 @@ fn limited(vm: &crate::cluster::GuestVm, absence: Absence) -> Result<MigrateVmRe
     })
 }
 
-/// The guest stands still, nobody ordered anything: its own host lets it go on.
-async fn not_ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note> {
+/// The guest stands still, nobody told its host to go on: the host lets it run after a while, and
+/// refuses an order that comes later, even one that was written down before.
+async fn not_told(cluster: &mut Cluster<'_>, point: &str, absence: Absence) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("held"), "a").await?;
-    cluster.planner_faults.kill_at("before_commit.captured")?;
+    cluster.planner_faults.kill_at(point)?;
     let migration = request(cluster, &limited(&vm, absence)?).await?;
     cluster.planner.wait_end(POINT_BOUND).await?;
     cluster.planner_faults.disarm()?;
@@ -99,7 +105,7 @@ async fn ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note> {
 /// A planner that is back in time finishes what it began.
 async fn within(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("held"), "a").await?;
-    cluster.planner_faults.kill_at("before_commit.captured")?;
+    cluster.planner_faults.kill_at("before_commit.ordered")?;
     let patient = Absence { hold_limit: Duration::from_secs(20), away: Duration::ZERO };
     let migration = request(cluster, &limited(&vm, patient)?).await?;
     cluster.planner.wait_end(POINT_BOUND).await?;

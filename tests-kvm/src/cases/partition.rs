@@ -16,7 +16,7 @@ const CUT_OFF: Duration = Duration::from_secs(4);
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for phase in ["captured", "restored", "committed", "attached"] {
+    for phase in ["ordered", "restored", "committed", "attached"] {
         for (label, host) in [("source", "a"), ("destination", "b")] {
             // Ordered and cut off: the source's word and the destination's are both out of reach in turn.
             let tier = if phase == "committed" { Tier::Subset } else { Tier::All };
