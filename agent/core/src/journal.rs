@@ -82,6 +82,8 @@ pub struct Defined {
 pub struct Process {
     /// The directory of its sockets and of its shim's records: names the launch.
     pub dir: String,
+    /// The boot in which it was to be started.
+    pub boot_id: String,
     /// Who it is. `None` until it was started, and after a crash in the middle of that.
     pub identity: Option<Identity>,
     /// Its tap interfaces, in the order of the NICs.
@@ -483,6 +485,7 @@ mod tests {
             defined: Defined { text: "name = 'x'".to_owned(), resolved_machine: "pc".to_owned() },
             process: Process {
                 dir: "/run/vmferry/x".to_owned(),
+                boot_id: "b".to_owned(),
                 identity: Some(Identity { pid: 1, start_time: 2, boot_id: "b".to_owned() }),
                 taps: vec!["vf0".to_owned()],
                 generation: Generation::from_stored(3),

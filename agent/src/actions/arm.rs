@@ -1,0 +1,203 @@
+//! Arming a receiver.
+
+use std::collections::BTreeSet;
+
+use vmferry_agent_core::argv::Purpose;
+use vmferry_agent_core::capabilities::{self, Throttling};
+use vmferry_agent_core::compare;
+use vmferry_agent_core::definition::Definition;
+use vmferry_agent_core::journal::{Continued, Defined, GoneKind, Incoming, Part};
+use vmferry_proto::v1;
+use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities};
+use vmferry_types::Fence;
+
+use super::{Outcome, end, launch, start};
+use crate::error::CommandError;
+use crate::process::QemuProcess;
+use crate::vm::Lane;
+use crate::{check, describe};
+
+/// How many ports are tried before it is said that there is none.
+const PORT_TRIES: usize = 8;
+
+/// What is already there for this migration.
+enum Armed {
+    /// A receiver that listens.
+    Listening(v1::Listener),
+    /// A receiver that does not listen yet: the agent died in between.
+    Unfinished,
+    /// Nothing.
+    Nothing,
+}
+
+pub(super) async fn run(
+    lane: &mut Lane,
+    fence: &Fence,
+    arm: v1::ArmReceiver,
+) -> Result<Outcome, CommandError> {
+    let source =
+        arm.source.ok_or_else(|| CommandError::invalid("arm_receiver.source", "is missing"))?;
+    let policy = arm.policy.unwrap_or_default();
+    let vm = start::parse(&source.definition, fence)?;
+    match armed(lane, fence)? {
+        Armed::Listening(listener) => return Ok(listening(listener)),
+        Armed::Unfinished | Armed::Nothing => {}
+    }
+    if let Some(stranger) = lane.agent.stranger_of(fence.vm) {
+        return Err(CommandError::wrong_state(format!(
+            "another QEMU of this VM runs here: {stranger}"
+        )));
+    }
+    let blockers = check::receivable(&lane.agent, &vm, &source).await;
+    if !blockers.is_empty() {
+        return Err(CommandError::Blocked(blockers));
+    }
+    // What an earlier launch left is gone, or never listened: it makes room for a new one.
+    if lane.record.process().is_some() {
+        let gone = end::end_process(lane).await?;
+        end::note_end(lane, &gone, Part::Absent);
+    }
+    lane.record.name.clone_from(&vm.name);
+    lane.record.part = Part::Receiver {
+        defined: Defined {
+            text: source.definition.clone(),
+            resolved_machine: source.resolved_machine.clone(),
+        },
+        process: launch::plan(lane, fence, &vm),
+        incoming: Incoming { migration: fence.migration, port: None, cont: Continued::Never },
+    };
+    lane.persist().await?;
+    let process = match launch::launch(lane, &vm, Purpose::Receive).await {
+        Ok(process) => process,
+        Err(Ok(failed)) => {
+            end::note_end(lane, &failed.gone, Part::Absent);
+            lane.persist().await?;
+            return Err(failed.error);
+        }
+        Err(Err(unproven)) => {
+            lane.observe(None);
+            return Err(unproven);
+        }
+    };
+    start::note_identity(lane, &process);
+    match listen(lane, &process, &source, &policy, &vm).await {
+        Ok(port) => {
+            if let Part::Receiver { incoming, .. } = &mut lane.record.part {
+                incoming.port = Some(port);
+            }
+            lane.observe(Some(process));
+            Ok(listening(listener(lane, port)))
+        }
+        Err(error) => {
+            drop(process);
+            let gone = end::end_process(lane).await?;
+            end::note_end(lane, &gone, Part::Absent);
+            lane.persist().await?;
+            Err(error)
+        }
+    }
+}
+
+fn listening(listener: v1::Listener) -> Outcome {
+    Outcome { listener: Some(listener), ..Outcome::default() }
+}
+
+fn listener(lane: &Lane, port: u16) -> v1::Listener {
+    v1::Listener { address: lane.agent.config.migration_address.to_string(), port: u32::from(port) }
+}
+
+/// Says what is there of this receiver, and refuses where something else is.
+fn armed(lane: &Lane, fence: &Fence) -> Result<Armed, CommandError> {
+    let gone = lane.shared.sight.borrow().gone.clone();
+    match &lane.record.part {
+        Part::Absent | Part::Stopped { .. } => Ok(Armed::Nothing),
+        // A VM whose process is proven gone may come back from elsewhere.
+        Part::Running { .. } if gone.is_some() => Ok(Armed::Nothing),
+        Part::Running { .. } => Err(CommandError::wrong_state("the VM runs here")),
+        Part::Receiver { incoming, .. } => match (incoming.migration == fence.migration, gone) {
+            (true, None) => Ok(match incoming.port {
+                Some(port) => Armed::Listening(listener(lane, port)),
+                None => Armed::Unfinished,
+            }),
+            (true, Some(gone))
+                if incoming.port.is_none() || gone.kind == GoneKind::NeverStarted =>
+            {
+                Ok(Armed::Nothing)
+            }
+            (true, Some(gone)) => {
+                Err(CommandError::ReceiverGone(format!("{} {}", gone.ended, gone.stderr_tail)))
+            }
+            (false, Some(_)) => Ok(Armed::Nothing),
+            (false, None) => Err(CommandError::wrong_state(format!(
+                "a receiver of migration {} is armed here; destroy it first",
+                incoming.migration
+            ))),
+        },
+    }
+}
+
+/// Makes a launched receiver listen, once it is known to be built like the source.
+async fn listen(
+    lane: &Lane,
+    process: &QemuProcess,
+    source: &v1::SourceDescription,
+    policy: &v1::TransferPolicy,
+    vm: &Definition,
+) -> Result<u16, CommandError> {
+    let offered: BTreeSet<String> = source.capabilities.iter().cloned().collect();
+    let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
+    let ours = &lane.agent.probe.migration_capabilities;
+    let chosen = capabilities::chosen(&[&offered, ours], throttling);
+    let capabilities = async {
+        process
+            .monitor()
+            .execute(MigrateSetCapabilities::new(&chosen, &[]))
+            .await
+            .map_err(|error| CommandError::failed("set migration capabilities", &error))
+    };
+    let defined = lane.record.defined().map(|defined| defined.resolved_machine.as_str());
+    let shape = describe::shape(process, vm, defined.unwrap_or_default());
+    let (_, shape) = tokio::try_join!(capabilities, shape)?;
+    let differences = compare::differences(&describe::shape_of(source), &shape);
+    if !differences.is_empty() {
+        let host_id = lane.agent.config.host_id.to_string();
+        let blockers = differences
+            .into_iter()
+            .map(|found| v1::Blocker {
+                code: found.code.to_owned(),
+                message: found.message,
+                host_id: host_id.clone(),
+            })
+            .collect();
+        return Err(CommandError::Blocked(blockers));
+    }
+    bind(lane, process).await
+}
+
+/// Tries ports until QEMU has one. Nobody else looks whether one is free: a connection to a
+/// receiver's port ends it.
+async fn bind(lane: &Lane, process: &QemuProcess) -> Result<u16, CommandError> {
+    let mut refused = None;
+    for _ in 0..PORT_TRIES {
+        let Some(port) = lane.agent.take_port() else { break };
+        let address = std::net::SocketAddr::new(lane.agent.config.migration_address, port);
+        let incoming =
+            MigrateIncoming { uri: format!("tcp:{address}"), exit_on_error: Some(false) };
+        match process.monitor().execute(incoming).await {
+            Ok(_) => return Ok(port),
+            Err(error) => {
+                lane.agent.give_port_back(port);
+                if error.refused().is_none() {
+                    return Err(CommandError::failed("make the receiver listen", &error));
+                }
+                refused = Some(crate::error::chain(&error));
+            }
+        }
+    }
+    Err(CommandError::Failed {
+        operation: "make the receiver listen",
+        cause: refused.unwrap_or_else(|| {
+            "every port of migration.ports is in use; widen the range".to_owned()
+        }),
+    })
+}

@@ -1,0 +1,35 @@
+//! Ending the source's process after the guest went on elsewhere.
+
+use vmferry_agent_core::journal::{Order, Part};
+use vmferry_types::Fence;
+
+use super::{Outcome, end};
+use crate::error::CommandError;
+use crate::vm::Lane;
+
+pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, CommandError> {
+    match &lane.record.part {
+        Part::Absent | Part::Stopped { .. } => return Ok(Outcome::gone(end::never_started(lane))),
+        Part::Receiver { .. } => {
+            return Err(CommandError::wrong_state("this is a receiver, not a source"));
+        }
+        Part::Running { process, .. } if fence.generation <= process.generation => {
+            return Err(CommandError::wrong_state(format!(
+                "the guest runs here under generation {}: only a newer one releases it",
+                process.generation
+            )));
+        }
+        Part::Running { .. } => {}
+    }
+    let handed = lane.record.outgoing().is_some_and(|sent| sent.order == Order::Handed);
+    let gone = lane.shared.sight.borrow().gone.is_some();
+    if !handed && !gone {
+        return Err(CommandError::wrong_state(
+            "this guest was never handed over by this migration",
+        ));
+    }
+    lane.persist().await?;
+    let gone = end::end_process(lane).await?;
+    end::note_end(lane, &gone, Part::Absent);
+    Ok(Outcome::gone(gone))
+}

@@ -1,0 +1,162 @@
+//! Beginning to send.
+
+use vmferry_agent_core::capabilities::{self, Throttling};
+use vmferry_agent_core::journal::{Issue, Order, Outgoing, Part};
+use vmferry_agent_core::outgoing::{DOWNTIME_LIMIT, Sending};
+use vmferry_proto::v1;
+use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, MigrateSetParameters, QueryMigrate};
+use vmferry_types::Fence;
+
+use super::Outcome;
+use crate::error::CommandError;
+use crate::observer::sending_of;
+use crate::process::QemuProcess;
+use crate::vm::Lane;
+
+/// What QEMU is told where no cap is wanted: 0 is not one, and its default is 128 MiB/s.
+const UNLIMITED: u64 = (1 << 63) - (1 << 20);
+
+pub(super) async fn run(
+    lane: &mut Lane,
+    fence: &Fence,
+    transfer: &v1::StartTransfer,
+) -> Result<Outcome, CommandError> {
+    let uri = uri(transfer.listener.as_ref())?;
+    let policy = transfer.policy.unwrap_or_default();
+    let generation = match &lane.record.part {
+        Part::Running { process, .. } => process.generation,
+        Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => {
+            return Err(CommandError::wrong_state("the VM does not run here"));
+        }
+    };
+    if fence.generation != generation {
+        return Err(CommandError::wrong_state(format!(
+            "the guest runs here under generation {generation}, the command is of {}",
+            fence.generation
+        )));
+    }
+    let process = lane.process()?;
+    if let Some(sent) = lane.record.outgoing() {
+        match &sent.order {
+            Order::GaveUp { cause } | Order::TakenBack { cause } => {
+                return Err(CommandError::GaveUp(cause.clone()));
+            }
+            Order::Handed => return Ok(Outcome::default()),
+            Order::Open => {}
+        }
+        match sent.issue {
+            // Under way, or over: either is observed.
+            Issue::Accepted => return Ok(Outcome::default()),
+            Issue::Intended | Issue::Refused => {
+                let sending = sending_of(Some(sent), &lane.shared.sight.borrow());
+                if sending != Sending::Idle {
+                    accepted(lane);
+                    return Ok(Outcome::default());
+                }
+            }
+        }
+    }
+    let before = prepare(lane, &process, &policy).await?;
+    if let Part::Running { outgoing, .. } = &mut lane.record.part {
+        *outgoing = Some(Outgoing {
+            migration: fence.migration,
+            before: Box::new(before),
+            issue: Issue::Intended,
+            timeout_ms: policy.timeout_ms,
+            stall_ms: policy.stall_ms,
+            order: Order::Open,
+        });
+    }
+    lane.persist().await?;
+    lane.shared.sight.send_modify(|sight| {
+        sight.stopped_at_us = 0;
+        sight.resumed_at_us = 0;
+    });
+    match process.monitor().execute(Migrate { uri, resume: None }).await {
+        Ok(_) => {
+            accepted(lane);
+            Ok(Outcome::default())
+        }
+        Err(error) => {
+            if error.refused().is_some()
+                && let Some(sent) = lane.record.outgoing_mut()
+            {
+                sent.issue = Issue::Refused;
+                lane.persist().await?;
+            }
+            Err(CommandError::failed("begin to send", &error))
+        }
+    }
+}
+
+/// Notes that QEMU took the command; seen at once, on the disk with the answer.
+fn accepted(lane: &mut Lane) {
+    if let Some(sent) = lane.record.outgoing_mut() {
+        sent.issue = Issue::Accepted;
+    }
+    lane.shared.record.send_replace(std::sync::Arc::new(lane.record.clone()));
+}
+
+fn uri(listener: Option<&v1::Listener>) -> Result<String, CommandError> {
+    let listener =
+        listener.ok_or_else(|| CommandError::invalid("start_transfer.listener", "is missing"))?;
+    let address = listener.address.parse::<std::net::IpAddr>().map_err(|_| {
+        CommandError::invalid("start_transfer.listener.address", "must be an IP address")
+    })?;
+    let port = u16::try_from(listener.port).ok().filter(|port| *port != 0).ok_or_else(|| {
+        CommandError::invalid("start_transfer.listener.port", "must be 1 to 65535")
+    })?;
+    Ok(format!("tcp:{}", std::net::SocketAddr::new(address, port)))
+}
+
+/// Sets up QEMU to send, and returns what it says of its last migration.
+async fn prepare(
+    lane: &Lane,
+    process: &QemuProcess,
+    policy: &v1::TransferPolicy,
+) -> Result<vmferry_qmp::MigrateInfo, CommandError> {
+    let monitor = process.monitor();
+    let before = monitor
+        .execute(QueryMigrate {})
+        .await
+        .map_err(|error| CommandError::failed("read the last migration", &error))?;
+    if !before.blocked_reasons.is_empty() {
+        let blockers = before.blocked_reasons.iter().map(|reason| v1::Blocker {
+            code: "qemu_blocked".to_owned(),
+            message: reason.clone(),
+            host_id: String::new(),
+        });
+        return Err(CommandError::Blocked(blockers.collect()));
+    }
+    if before.status.as_ref().is_some_and(|status| !status.settled()) {
+        return Err(CommandError::wrong_state(format!(
+            "QEMU is still busy with an earlier migration ({})",
+            before.status.as_ref().map_or("", |status| status.label())
+        )));
+    }
+    let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
+    let chosen = capabilities::chosen(&[&lane.agent.probe.migration_capabilities], throttling);
+    let off: &[&str] = match throttling {
+        Throttling::AutoConverge => &[],
+        Throttling::Off => &["auto-converge"],
+    };
+    tokio::try_join!(
+        monitor.execute(MigrateSetCapabilities::new(&chosen, off)),
+        monitor.execute(parameters(policy))
+    )
+    .map_err(|error| CommandError::failed("set up the migration", &error))?;
+    Ok(before)
+}
+
+fn parameters(policy: &v1::TransferPolicy) -> MigrateSetParameters {
+    let or = |value: u64, default: u64| if value == 0 { default } else { value };
+    // The announcements begin when the guest goes on, on the destination; set here too for a
+    // guest that comes back.
+    MigrateSetParameters::default()
+        .with("max-bandwidth", or(policy.max_bandwidth, UNLIMITED))
+        .with("downtime-limit", or(policy.downtime_limit_ms, DOWNTIME_LIMIT.value()))
+        .with("announce-initial", 50)
+        .with("announce-max", 550)
+        .with("announce-rounds", 5)
+        .with("announce-step", 100)
+}

@@ -1,0 +1,334 @@
+//! What an agent is told at its start: one TOML file.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use vmferry_agent_core::ports::PortRange;
+use vmferry_types::{Bytes, HostId};
+
+use self::security::PlainText;
+
+mod security;
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This host.
+    pub host_id: HostId,
+    /// What people call it.
+    pub name: String,
+    /// Journals: on a disk that survives a boot.
+    pub state_dir: PathBuf,
+    /// Sockets and launches: gone after a boot.
+    pub run_dir: PathBuf,
+    /// The QEMU binary.
+    pub qemu: PathBuf,
+    /// Where gRPC is served.
+    pub grpc: SocketAddr,
+    /// Where metrics and health are served.
+    pub metrics: SocketAddr,
+    /// Where others reach the gRPC service.
+    pub advertise: String,
+    /// The planner. `None`: this host works without one.
+    pub planner: Option<Planner>,
+    /// The only address that receivers bind.
+    pub migration_address: std::net::IpAddr,
+    /// The ports that receivers may bind.
+    pub migration_ports: PortRange,
+    /// The share of the machine's memory that counts as this host.
+    pub memory: Option<Bytes>,
+    /// The share of the machine's CPUs that counts as this host.
+    pub cpus: Option<u32>,
+    /// Where a test holds or kills the agent.
+    #[cfg(feature = "fault-points")]
+    pub fault_points: Option<PathBuf>,
+}
+
+/// Where the planner is.
+#[derive(Clone, Debug)]
+pub struct Planner {
+    /// Its gRPC service.
+    pub address: String,
+    /// How often it is told how this host is.
+    pub report_interval: Duration,
+}
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read the configuration {path}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is no such TOML.
+    #[error("understand the configuration {path}", path = path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: toml::de::Error,
+    },
+    /// Its values cannot be.
+    #[error("the configuration {path} has {} error(s): {}", .errors.len(), .errors.join("; "), path = path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Each names its field.
+        errors: Vec<String>,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    host_id: String,
+    name: Option<String>,
+    #[serde(default = "default_state_dir")]
+    state_dir: PathBuf,
+    #[serde(default = "default_run_dir")]
+    run_dir: PathBuf,
+    #[serde(default = "default_qemu")]
+    qemu: PathBuf,
+    listen: RawListen,
+    planner: Option<RawPlanner>,
+    migration: RawMigration,
+    #[serde(default)]
+    capacity: RawCapacity,
+    security: Option<RawSecurity>,
+    #[cfg(feature = "fault-points")]
+    fault_points: Option<RawFaultPoints>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawListen {
+    grpc: SocketAddr,
+    metrics: SocketAddr,
+    advertise: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPlanner {
+    address: String,
+    report_interval: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMigration {
+    address: std::net::IpAddr,
+    #[serde(default = "default_ports")]
+    ports: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCapacity {
+    memory: Option<String>,
+    cpus: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSecurity {
+    plain_text: PlainText,
+}
+
+#[cfg(feature = "fault-points")]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFaultPoints {
+    dir: PathBuf,
+}
+
+fn default_state_dir() -> PathBuf {
+    "/var/lib/vmferry".into()
+}
+
+fn default_run_dir() -> PathBuf {
+    "/run/vmferry".into()
+}
+
+fn default_qemu() -> PathBuf {
+    "/usr/bin/qemu-system-x86_64".into()
+}
+
+/// What IANA leaves to private use begins here.
+fn default_ports() -> String {
+    "49152-49215".to_owned()
+}
+
+/// How often the planner is told how this host is, where nothing else is said.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Two sockets and a name of 17 bytes must fit into the 107 bytes of a socket's path.
+const RUN_DIR_BYTES_MAX: usize = 70;
+
+impl Config {
+    /// Reads and checks the configuration.
+    ///
+    /// # Errors
+    ///
+    /// Returns every value that cannot be, each with its field and what to do.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let raw: Raw = toml::from_str(&text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
+        check(raw).map_err(|errors| ConfigError::Invalid { path: path.to_owned(), errors })
+    }
+}
+
+fn check(raw: Raw) -> Result<Config, Vec<String>> {
+    let mut errors = Vec::new();
+    let host_id = raw.host_id.parse::<HostId>();
+    if let Err(error) = &host_id {
+        errors.push(format!("host_id: {error}"));
+    }
+    for (field, dir) in
+        [("state_dir", &raw.state_dir), ("run_dir", &raw.run_dir), ("qemu", &raw.qemu)]
+    {
+        if !dir.is_absolute() {
+            errors.push(format!("{field}: must be an absolute path"));
+        }
+    }
+    if raw.run_dir.as_os_str().len() > RUN_DIR_BYTES_MAX {
+        errors.push(format!("run_dir: at most {RUN_DIR_BYTES_MAX} bytes, since it holds sockets"));
+    }
+    let ports = PortRange::parse(&raw.migration.ports);
+    if ports.is_none() {
+        errors.push("migration.ports: must be a range like \"49152-49215\"".to_owned());
+    }
+    if raw.migration.address.is_unspecified() {
+        errors.push(
+            "migration.address: must be one address: whoever reaches a receiver's port can end it"
+                .to_owned(),
+        );
+    }
+    let memory =
+        raw.capacity.memory.as_deref().and_then(|text| match text.parse::<bytesize::ByteSize>() {
+            Ok(size) => Some(Bytes(size.as_u64())),
+            Err(error) => {
+                errors.push(format!("capacity.memory: {error}"));
+                None
+            }
+        });
+    if raw.capacity.cpus == Some(0) {
+        errors.push("capacity.cpus: must be at least 1".to_owned());
+    }
+    let planner = raw.planner.and_then(|planner| read_planner(planner, &mut errors));
+    let addresses = [
+        ("listen.grpc", raw.listen.grpc.ip()),
+        ("listen.metrics", raw.listen.metrics.ip()),
+        ("migration.address", raw.migration.address),
+    ];
+    let plain_text = raw.security.map(|security| security.plain_text);
+    errors.extend(security::check(plain_text, &addresses, planner.as_ref()));
+    let (Ok(host_id), Some(migration_ports), true) = (host_id, ports, errors.is_empty()) else {
+        return Err(errors);
+    };
+    Ok(Config {
+        name: raw.name.unwrap_or_else(|| host_id.to_string()),
+        host_id,
+        state_dir: raw.state_dir,
+        run_dir: raw.run_dir,
+        qemu: raw.qemu,
+        grpc: raw.listen.grpc,
+        metrics: raw.listen.metrics,
+        advertise: raw.listen.advertise.unwrap_or_else(|| raw.listen.grpc.to_string()),
+        planner,
+        migration_address: raw.migration.address,
+        migration_ports,
+        memory,
+        cpus: raw.capacity.cpus,
+        #[cfg(feature = "fault-points")]
+        fault_points: raw.fault_points.map(|points| points.dir),
+    })
+}
+
+fn read_planner(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planner> {
+    if !raw.address.starts_with("http://") {
+        errors.push("planner.address: must begin with http://".to_owned());
+        return None;
+    }
+    let report_interval = match raw.report_interval.as_deref().map(humantime::parse_duration) {
+        None => REPORT_INTERVAL,
+        Some(Ok(interval)) if !interval.is_zero() => interval,
+        Some(Ok(_) | Err(_)) => {
+            errors.push("planner.report_interval: must be a duration like \"5s\"".to_owned());
+            REPORT_INTERVAL
+        }
+    };
+    Some(Planner { address: raw.address, report_interval })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = r#"
+host_id = "a"
+[listen]
+grpc = "127.0.0.1:9097"
+metrics = "127.0.0.1:9098"
+[planner]
+address = "http://127.0.0.1:9096"
+report_interval = "2s"
+[migration]
+address = "127.0.0.1"
+ports = "49152-49153"
+[capacity]
+memory = "4GiB"
+[security]
+plain_text = "loopback"
+"#;
+
+    fn errors(text: &str) -> Vec<String> {
+        match toml::from_str::<Raw>(text).map(check) {
+            Ok(Ok(_)) => Vec::new(),
+            Ok(Err(errors)) => errors,
+            Err(error) => vec![error.to_string()],
+        }
+    }
+
+    #[test]
+    fn a_whole_configuration_is_read() {
+        let config = check(toml::from_str(WHOLE).unwrap()).unwrap();
+        assert_eq!((config.name.as_str(), config.advertise.as_str()), ("a", "127.0.0.1:9097"));
+        assert_eq!(config.memory, Some(Bytes(4 << 30)));
+        assert_eq!(config.planner.unwrap().report_interval, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn without_a_word_on_security_nothing_is_served() {
+        let text = WHOLE.replace("[security]\nplain_text = \"loopback\"\n", "");
+        assert!(errors(&text).iter().any(|error| error.contains("security.plain_text")));
+    }
+
+    #[test]
+    fn plain_text_on_loopback_takes_loopback_addresses_only() {
+        let found = errors(&WHOLE.replace("grpc = \"127.0.0.1", "grpc = \"10.0.0.1"));
+        assert!(found[0].contains("listen.grpc"), "{found:?}");
+        let found = errors(&WHOLE.replace("http://127.0.0.1", "http://planner"));
+        assert!(found[0].contains("planner.address"), "{found:?}");
+    }
+
+    #[test]
+    fn every_error_is_named_at_once() {
+        let text =
+            WHOLE.replace("\"a\"", "\"A\"").replace("49153\"", "1\"").replace("4GiB", "much");
+        assert_eq!(errors(&text).len(), 3);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        assert!(errors(&WHOLE.replace("[capacity]", "[capacity]\nturbo = 1"))[0].contains("turbo"));
+    }
+}

@@ -1,0 +1,81 @@
+//! Where plain text may be spoken.
+//!
+//! There is no TLS yet, and a guest's memory and the right to command hosts are on the wire. So an
+//! agent serves only where nobody else listens, and only if it was told so.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::Planner;
+
+/// Where plain text is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PlainText {
+    /// On this machine only.
+    Loopback,
+    /// In a network namespace that is not the machine's own: a test bed.
+    Namespace,
+}
+
+/// Returns what keeps plain text from being spoken at these addresses.
+pub(super) fn check(
+    plain_text: Option<PlainText>,
+    addresses: &[(&str, IpAddr)],
+    planner: Option<&Planner>,
+) -> Vec<String> {
+    match plain_text {
+        None => vec![
+            "security.plain_text: is missing. TLS has not landed, so an agent speaks plain text and must be told \
+             where that is safe: \"loopback\" (all addresses on this machine) or \"namespace\" (a network namespace \
+             of its own)"
+                .to_owned(),
+        ],
+        Some(PlainText::Loopback) => not_loopback(addresses, planner),
+        Some(PlainText::Namespace) => not_in_a_namespace(),
+    }
+}
+
+fn not_loopback(addresses: &[(&str, IpAddr)], planner: Option<&Planner>) -> Vec<String> {
+    let mut errors: Vec<String> = addresses
+        .iter()
+        .filter(|(_, address)| !address.is_loopback())
+        .map(|(field, address)| {
+            format!("{field}: {address} is not on loopback, as security.plain_text demands; use 127.0.0.1")
+        })
+        .collect();
+    if let Some(planner) = planner
+        && !on_loopback(&planner.address)
+    {
+        errors.push(format!(
+            "planner.address: {} is not on loopback, as security.plain_text demands; use http://127.0.0.1:PORT",
+            planner.address
+        ));
+    }
+    errors
+}
+
+fn on_loopback(address: &str) -> bool {
+    let rest = address.strip_prefix("http://").unwrap_or(address);
+    let host = rest.split('/').next().unwrap_or(rest);
+    host.parse::<std::net::SocketAddr>().map_or_else(
+        |_| host == "localhost" || host.starts_with("localhost:"),
+        |address| address.ip().is_loopback(),
+    )
+}
+
+fn not_in_a_namespace() -> Vec<String> {
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net"));
+    match (namespace("self"), namespace("1")) {
+        (Ok(own), Ok(first)) if own != first => Vec::new(),
+        (Ok(_), Ok(_)) => vec![
+            "security.plain_text: \"namespace\" demands a network namespace of its own; start the agent with \
+             `ip netns exec NAME`"
+                .to_owned(),
+        ],
+        (Err(error), _) | (_, Err(error)) => vec![format!(
+            "security.plain_text: cannot tell whether this is a network namespace of its own: {error}"
+        )],
+    }
+}

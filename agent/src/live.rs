@@ -1,0 +1,141 @@
+//! What is seen of a VM right now, beside what the journal says.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use vmferry_agent_core::journal::{Gone, Identity, VmRecord};
+use vmferry_qmp::{MigrateInfo, RunState};
+use vmferry_types::{Millis, VmId};
+
+use crate::clock;
+use crate::process::QemuProcess;
+
+/// How well a VM is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Knowledge {
+    /// Its process was not asked yet since the agent started.
+    Learning,
+    /// Journal and process agree.
+    Known,
+    /// Its process is there and says nothing.
+    Unresponsive,
+    /// Its record cannot be read.
+    Unreadable,
+}
+
+/// What is seen of a VM.
+#[derive(Clone, Debug)]
+pub(crate) struct Sight {
+    pub(crate) knowledge: Knowledge,
+    /// Who its process is. `None` if there is none.
+    pub(crate) identity: Option<Identity>,
+    /// `None` until QEMU said it.
+    pub(crate) run_state: Option<RunState>,
+    pub(crate) migrate: MigrateInfo,
+    /// By `CLOCK_MONOTONIC`, in microseconds; 0 if it was not seen.
+    pub(crate) stopped_at_us: u64,
+    pub(crate) resumed_at_us: u64,
+    /// How long the guest has stood still for the order.
+    pub(crate) still: Millis,
+    /// What crossed lately, in bytes per second.
+    pub(crate) rate: u64,
+    pub(crate) disks: Disks,
+    /// Set once the process is proven gone.
+    pub(crate) gone: Option<Gone>,
+    /// What kept the agent from seeing more, for people.
+    pub(crate) trouble: String,
+}
+
+/// Whether the guest may write its disks here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disks {
+    Active,
+    Inactive,
+}
+
+impl Sight {
+    /// What is seen where there is no process.
+    pub(crate) fn nothing(knowledge: Knowledge) -> Self {
+        Self {
+            knowledge,
+            identity: None,
+            run_state: None,
+            migrate: MigrateInfo::default(),
+            stopped_at_us: 0,
+            resumed_at_us: 0,
+            still: Millis::ZERO,
+            rate: 0,
+            disks: Disks::Inactive,
+            gone: None,
+            trouble: String::new(),
+        }
+    }
+
+    /// Says whether the guest runs.
+    pub(crate) fn running(&self) -> bool {
+        self.run_state == Some(RunState::Running) && self.gone.is_none()
+    }
+
+    /// Says whether data is crossing, so that figures change all the time.
+    pub(crate) fn busy(&self) -> bool {
+        self.gone.is_none() && self.migrate.status.as_ref().is_some_and(|status| !status.settled())
+    }
+}
+
+/// What one VM's lane, its observer and whoever asks share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: VmId,
+    /// The record as it is on the disk.
+    pub(crate) record: watch::Sender<Arc<VmRecord>>,
+    pub(crate) sight: watch::Sender<Sight>,
+    process: Mutex<Option<Arc<QemuProcess>>>,
+    /// When a driver was last heard, by `CLOCK_MONOTONIC`, in milliseconds.
+    heard_ms: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(record: VmRecord, sight: Sight) -> Self {
+        Self {
+            id: record.vm,
+            record: watch::Sender::new(Arc::new(record)),
+            sight: watch::Sender::new(sight),
+            process: Mutex::new(None),
+            heard_ms: AtomicU64::new(clock::monotonic().value()),
+        }
+    }
+
+    /// Returns the process, if its monitor was last seen to answer.
+    pub(crate) fn process(&self) -> Option<Arc<QemuProcess>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_process(&self, process: Option<Arc<QemuProcess>>) {
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+    }
+
+    /// Notes that the driver was heard.
+    pub(crate) fn hear(&self) {
+        self.heard_ms.fetch_max(clock::monotonic().value(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn heard(&self) -> Millis {
+        Millis(self.heard_ms.load(Ordering::Relaxed))
+    }
+
+    /// Waits until what is seen satisfies `wanted`, at most for `limit`; returns what is seen then.
+    pub(crate) async fn wait(
+        &self,
+        limit: Duration,
+        wanted: impl FnMut(&Sight) -> bool,
+    ) -> Result<Sight, Sight> {
+        let mut seen = self.sight.subscribe();
+        let outcome = tokio::time::timeout(limit, seen.wait_for(wanted)).await;
+        match outcome {
+            Ok(Ok(sight)) => Ok(sight.clone()),
+            Ok(Err(_)) | Err(_) => Err(self.sight.borrow().clone()),
+        }
+    }
+}

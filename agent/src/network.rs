@@ -1,0 +1,212 @@
+//! Taps and bridges.
+//!
+//! A tap belongs to one launch: its name is made of the launch's directory, which is in the
+//! journal, so whatever happens it is known which interfaces to remove.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsRawFd as _;
+
+use futures::TryStreamExt as _;
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::{Handle, LinkUnspec};
+use vmferry_agent_core::definition::Nic;
+use vmferry_agent_core::fence;
+
+/// A network could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetworkError {
+    #[error("talk to the kernel's network")]
+    Connect(#[source] io::Error),
+    #[error("create the tap {name}: the agent needs /dev/net/tun and CAP_NET_ADMIN")]
+    Tap { name: String, source: io::Error },
+    #[error("list the network interfaces")]
+    List(#[source] rtnetlink::Error),
+    #[error("find the interface {name}")]
+    Missing { name: String },
+    #[error("put the tap {name} on the bridge {bridge}")]
+    Attach { name: String, bridge: String, source: rtnetlink::Error },
+}
+
+/// Returns the name of a NIC's tap in one launch: at most 15 bytes.
+pub(crate) fn tap_name(launch_dir: &str, nic: &str) -> String {
+    let digest = fence::digest(format!("{launch_dir}\0{nic}").as_bytes());
+    format!("vf{}", &digest[..11])
+}
+
+/// Creates the taps and puts them on their bridges. What exists already is taken over.
+pub(crate) async fn create(taps: &[(&Nic, &str)]) -> Result<(), NetworkError> {
+    if taps.is_empty() {
+        return Ok(());
+    }
+    for (_, name) in taps {
+        persist_tap(name, Persistence::Kept)
+            .map_err(|source| NetworkError::Tap { name: (*name).to_owned(), source })?;
+    }
+    with_netlink(async |netlink| {
+        let links = interfaces(&netlink).await?;
+        for (nic, name) in taps {
+            let index = |wanted: &str| {
+                links
+                    .get(wanted)
+                    .map(|link| link.header.index)
+                    .ok_or_else(|| NetworkError::Missing { name: wanted.to_owned() })
+            };
+            let mut link = LinkUnspec::new_with_index(index(name)?).controller(index(&nic.bridge)?);
+            if let Some(mtu) = nic.mtu {
+                link = link.mtu(mtu);
+            }
+            netlink.link().set(link.up().build()).execute().await.map_err(|source| {
+                NetworkError::Attach {
+                    name: (*name).to_owned(),
+                    bridge: nic.bridge.clone(),
+                    source,
+                }
+            })?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Removes taps; one that is not there is removed.
+pub(crate) async fn remove(taps: &[String]) {
+    if taps.is_empty() {
+        return;
+    }
+    let removed = with_netlink(async |netlink| {
+        let links = interfaces(&netlink).await?;
+        for name in taps {
+            let Some(link) = links.get(name) else { continue };
+            if let Err(error) = netlink.link().del(link.header.index).execute().await {
+                tracing::warn!(%name, %error, "tap was not removed");
+            }
+        }
+        Ok(())
+    })
+    .await;
+    if let Err(error) = removed {
+        tracing::warn!(?taps, error = %crate::error::chain(&error), "taps were not removed");
+    }
+}
+
+/// Returns the names of this host's bridges.
+pub(crate) async fn bridges() -> Result<Vec<String>, NetworkError> {
+    with_netlink(async |netlink| {
+        let links = interfaces(&netlink).await?;
+        Ok(links.into_iter().filter(|(_, link)| is_bridge(link)).map(|(name, _)| name).collect())
+    })
+    .await
+}
+
+async fn with_netlink<T>(
+    work: impl AsyncFnOnce(Handle) -> Result<T, NetworkError>,
+) -> Result<T, NetworkError> {
+    let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Connect)?;
+    // The connection is driven only while there is work for it.
+    tokio::select! {
+        biased;
+        done = work(netlink) => done,
+        () = connection => Err(NetworkError::Connect(io::ErrorKind::BrokenPipe.into())),
+    }
+}
+
+async fn interfaces(netlink: &Handle) -> Result<BTreeMap<String, LinkMessage>, NetworkError> {
+    let mut links = netlink.link().get().execute();
+    let mut found = BTreeMap::new();
+    while let Some(link) = links.try_next().await.map_err(NetworkError::List)? {
+        let name = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.clone()),
+            _ => None,
+        });
+        if let Some(name) = name {
+            found.insert(name, link);
+        }
+    }
+    Ok(found)
+}
+
+fn is_bridge(link: &LinkMessage) -> bool {
+    link.attributes.iter().any(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => {
+            infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)))
+        }
+        _ => false,
+    })
+}
+
+/// Whether a tap outlives the file that made it.
+#[derive(Clone, Copy)]
+enum Persistence {
+    Kept,
+}
+
+/// Creates a tap that stays, with the header that virtio wants.
+fn persist_tap(name: &str, persistence: Persistence) -> io::Result<()> {
+    let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+    let mut request = ioctl::request(name)?;
+    request.flags = ioctl::TAP_FLAGS;
+    ioctl::set_interface(tun.as_raw_fd(), &request)?;
+    match persistence {
+        Persistence::Kept => ioctl::persist(tun.as_raw_fd()),
+    }
+}
+
+mod ioctl {
+    //! The two calls of `/dev/net/tun` that make a tap.
+
+    use std::io;
+    use std::os::fd::RawFd;
+
+    /// A tap without packet information, with virtio's header.
+    pub(super) const TAP_FLAGS: libc::c_short = 0x0002 | 0x1000 | 0x4000;
+
+    /// The kernel's `struct ifreq`, as far as these calls read it.
+    #[repr(C)]
+    pub(super) struct Request {
+        name: [u8; 16],
+        pub(super) flags: libc::c_short,
+        rest: [u8; 22],
+    }
+
+    pub(super) fn request(name: &str) -> io::Result<Request> {
+        let mut request = Request { name: [0; 16], flags: 0, rest: [0; 22] };
+        let bytes = name.as_bytes();
+        if bytes.is_empty() || bytes.len() >= request.name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        request.name[..bytes.len()].copy_from_slice(bytes);
+        Ok(request)
+    }
+
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
+
+    pub(super) fn set_interface(tun: RawFd, request: &Request) -> io::Result<()> {
+        #[expect(unsafe_code, reason = "there is no safe call for TUNSETIFF")]
+        // SAFETY: `request` is a whole `struct ifreq` and lives through the call, which reads it.
+        let result = unsafe { libc::ioctl(tun, TUNSETIFF, std::ptr::from_ref(request)) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(super) fn persist(tun: RawFd) -> io::Result<()> {
+        #[expect(unsafe_code, reason = "there is no safe call for TUNSETPERSIST")]
+        // SAFETY: the argument is a plain number.
+        let result = unsafe { libc::ioctl(tun, TUNSETPERSIST, 1) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tap_names_fit_and_differ_by_launch_and_nic() {
+        let name = tap_name("/run/vmferry/a-1", "nic0");
+        assert_eq!(name.len(), 13);
+        assert_ne!(name, tap_name("/run/vmferry/a-2", "nic0"));
+        assert_ne!(name, tap_name("/run/vmferry/a-1", "nic1"));
+    }
+}

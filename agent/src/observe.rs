@@ -1,0 +1,166 @@
+//! An observation: the journal's word and what is seen, in the words of the wire.
+
+use vmferry_agent_core::journal::{Order, Part, VmRecord};
+use vmferry_agent_core::outgoing::{self, Sending};
+use vmferry_proto::v1;
+use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
+
+use crate::agent::Agent;
+use crate::clock;
+use crate::live::{Disks, Knowledge, Shared, Sight};
+use crate::wire;
+
+/// Returns what is observed of a VM.
+pub(crate) fn observation(agent: &Agent, shared: &Shared) -> v1::VmObservation {
+    let record = shared.record.borrow().clone();
+    let sight = shared.sight.borrow().clone();
+    of(agent, &record, &sight)
+}
+
+/// Returns what is observed of a VM that nothing is known of.
+pub(crate) fn unknown(agent: &Agent, vm_id: &str) -> v1::VmObservation {
+    let knowledge =
+        if agent.journal_proves() { v1::Knowledge::UnknownVm } else { v1::Knowledge::Unreadable };
+    v1::VmObservation {
+        host_id: agent.config.host_id.to_string(),
+        vm_id: vm_id.to_owned(),
+        boot_id: agent.boot_id.clone(),
+        sequence: agent.next_sequence(),
+        observed_at_ms: clock::wall_ms(),
+        knowledge: knowledge.into(),
+        role: vmferry_types::Role::Absent.label().to_owned(),
+        ..v1::VmObservation::default()
+    }
+}
+
+pub(crate) const fn knowledge(knowledge: Knowledge) -> v1::Knowledge {
+    match knowledge {
+        Knowledge::Learning => v1::Knowledge::Learning,
+        Knowledge::Known => v1::Knowledge::Known,
+        Knowledge::Unresponsive => v1::Knowledge::Unresponsive,
+        Knowledge::Unreadable => v1::Knowledge::Unreadable,
+    }
+}
+
+pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObservation {
+    let host = &agent.config.host_id;
+    let ended = record.ended.as_ref().filter(|ended| ended.migration == record.fence.migration);
+    let gone = match record.process() {
+        Some(_) => sight.gone.as_ref(),
+        None => ended.map(|ended| &ended.gone),
+    };
+    let (handed, gave_up, gave_up_cause) = order(record);
+    v1::VmObservation {
+        host_id: host.to_string(),
+        vm_id: record.vm.to_string(),
+        vm_name: record.name.clone(),
+        boot_id: agent.boot_id.clone(),
+        sequence: agent.next_sequence(),
+        observed_at_ms: clock::wall_ms(),
+        knowledge: knowledge(sight.knowledge).into(),
+        role: record.role().label().to_owned(),
+        generation: record.fence.generation.value(),
+        claim: record.fence.claim.value(),
+        step: record.fence.step.value(),
+        migration_id: record.fence.migration.map(|id| id.to_string()).unwrap_or_default(),
+        qemu: qemu(record, sight),
+        gone: gone.map(|gone| wire::gone_to_wire(gone, host)),
+        run_state: run_state(sight),
+        handed,
+        gave_up,
+        gave_up_cause,
+        ever_continued: record.ever_continued(),
+        transfer: transfer(record, sight),
+        trouble: sight.trouble.clone(),
+        stopped_at_us: sight.stopped_at_us,
+        resumed_at_us: sight.resumed_at_us,
+        still_ms: sight.still.value(),
+        disks_active: sight.disks == Disks::Active && sight.running(),
+    }
+}
+
+fn run_state(sight: &Sight) -> String {
+    match (&sight.gone, &sight.run_state) {
+        (None, Some(state)) => state.label().to_owned(),
+        (Some(_), _) | (None, None) => String::new(),
+    }
+}
+
+fn order(record: &VmRecord) -> (bool, bool, String) {
+    match record.outgoing().map(|outgoing| &outgoing.order) {
+        None | Some(Order::Open) => (false, false, String::new()),
+        Some(Order::Handed) => (true, false, String::new()),
+        Some(Order::GaveUp { cause }) => (false, true, cause.clone()),
+        Some(Order::TakenBack { cause }) => (true, true, cause.clone()),
+    }
+}
+
+fn qemu(record: &VmRecord, sight: &Sight) -> Option<v1::QemuProcess> {
+    let process = record.process()?;
+    let identity = sight.identity.as_ref().or(process.identity.as_ref())?;
+    Some(v1::QemuProcess {
+        pid: identity.pid,
+        start_time: identity.start_time,
+        boot_id: identity.boot_id.clone(),
+        alive: sight.gone.is_none(),
+    })
+}
+
+/// Returns the transfer of the current admission, never of an earlier one.
+fn transfer(record: &VmRecord, sight: &Sight) -> Option<v1::TransferStatus> {
+    let migration = record.fence.migration?;
+    let alive = sight.gone.is_none();
+    let (info, complete) = match &record.part {
+        Part::Absent | Part::Stopped { .. } => return None,
+        Part::Running { process, .. } => match record.outgoing() {
+            Some(sent) => {
+                let run = sight.run_state.clone().unwrap_or(RunState::Unknown(String::new()));
+                let sending = outgoing::classify(Some(sent), &run, &sight.migrate);
+                let info = outgoing::of_this_attempt(Some(sent), &sight.migrate);
+                (info, alive && sending == Sending::Complete)
+            }
+            // It came by this very migration.
+            None if process.admission == migration && sight.migrate.status.is_some() => {
+                (Some(&sight.migrate), alive && completed(&sight.migrate))
+            }
+            None => return None,
+        },
+        Part::Receiver { incoming, .. } if incoming.migration == migration => {
+            (Some(&sight.migrate), alive && completed(&sight.migrate))
+        }
+        Part::Receiver { .. } => return None,
+    };
+    let mut status = v1::TransferStatus {
+        migration_id: migration.to_string(),
+        complete,
+        ..v1::TransferStatus::default()
+    };
+    if let Some(info) = info {
+        fill(&mut status, info);
+        status.bytes_per_second = sight.rate;
+    }
+    Some(status)
+}
+
+fn completed(info: &MigrateInfo) -> bool {
+    info.status == Some(MigrationStatus::Completed)
+}
+
+fn fill(status: &mut v1::TransferStatus, info: &MigrateInfo) {
+    let ram = info.ram.clone().unwrap_or_default();
+    status.status =
+        info.status.as_ref().map(|status| status.label().to_owned()).unwrap_or_default();
+    status.bytes_transferred = ram.transferred.unwrap_or(0);
+    status.bytes_remaining = ram.remaining.unwrap_or(0);
+    status.bytes_total = ram.total.unwrap_or(0);
+    status.dirty_bytes_per_second =
+        ram.dirty_pages_rate.unwrap_or(0).saturating_mul(ram.page_size.unwrap_or(4096));
+    status.passes = ram.dirty_sync_count.unwrap_or(0);
+    status.expected_downtime_ms = info.expected_downtime.unwrap_or(0);
+    status.downtime_ms = info.downtime.unwrap_or(0);
+    status.setup_ms = info.setup_time.unwrap_or(0);
+    status.total_ms = info.total_time.unwrap_or(0);
+    status.throttle_percent =
+        info.cpu_throttle_percentage.and_then(|percent| u32::try_from(percent).ok()).unwrap_or(0);
+    status.error = info.error_desc.clone().unwrap_or_default();
+}

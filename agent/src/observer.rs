@@ -1,0 +1,350 @@
+//! Watches one QEMU process: its events, its figures, its end.
+//!
+//! Events are published the moment they come; what they leave open is asked for at once and
+//! published when QEMU answers. While data crosses the figures are read several times a second,
+//! and the transfer's limits are watched; what is due is told to the VM's lane, which decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Fuse};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use vmferry_agent_core::outgoing::{self, Limits, Sending, Watchdog};
+use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
+use vmferry_qmp::{Event, EventView, MigrateInfo, RunState};
+use vmferry_types::{MigrationId, Millis};
+
+use crate::agent::Agent;
+use crate::clock;
+use crate::error::chain;
+use crate::learning::{self, Learned};
+use crate::live::{Disks, Knowledge, Shared, Sight};
+use crate::monitor::{Heard, MonitorError};
+use crate::process::QemuProcess;
+use crate::vm::LaneSender;
+use crate::wire;
+
+/// How often figures are read while data crosses.
+const BUSY_POLL: Duration = Duration::from_millis(200);
+/// How often a QEMU that does nothing is asked whether it still answers.
+const IDLE_POLL: Duration = Duration::from_secs(5);
+/// How long to wait before a process that could not be reached is tried again.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What QEMU answered.
+struct Reading {
+    run_state: RunState,
+    migrate: MigrateInfo,
+    disks: Option<Disks>,
+}
+
+/// How much to ask.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Figures,
+    WithDisks,
+}
+
+/// Watches the process until it is gone or the watch is cancelled.
+pub(crate) async fn watch(
+    agent: Arc<Agent>,
+    shared: Arc<Shared>,
+    lane: LaneSender,
+    launched: Option<QemuProcess>,
+    stop: CancellationToken,
+) {
+    let cancelled = stop.clone();
+    tokio::select! {
+        biased;
+        () = cancelled.cancelled() => {}
+        () = watch_on(agent, shared, lane, launched) => {}
+    }
+}
+
+async fn watch_on(
+    agent: Arc<Agent>,
+    shared: Arc<Shared>,
+    lane: LaneSender,
+    launched: Option<QemuProcess>,
+) {
+    let mut next = launched;
+    loop {
+        let process = match next.take() {
+            Some(process) => process,
+            None => match find(&agent, &shared).await {
+                Some(process) => process,
+                None => return,
+            },
+        };
+        Observer::new(&agent, &shared, &lane, Arc::new(process)).run().await;
+        shared.set_process(None);
+    }
+}
+
+/// Looks for the process until it answers or is gone (`None`).
+async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
+    loop {
+        let record = shared.record.borrow().clone();
+        let written = record.process()?;
+        match learning::learn(shared.id, written, &agent.boot_id).await {
+            Learned::Alive(process) => return Some(*process),
+            Learned::Gone(gone) => {
+                tracing::info!(vm_id = %shared.id, ended = %gone.ended, "process is gone");
+                shared.sight.send_modify(|sight| {
+                    sight.knowledge = Knowledge::Known;
+                    sight.gone = Some(gone);
+                    sight.trouble.clear();
+                });
+                agent.changed();
+                return None;
+            }
+            Learned::Unresponsive { identity, cause } => {
+                shared.sight.send_modify(|sight| {
+                    sight.knowledge = Knowledge::Unresponsive;
+                    sight.identity = Some(identity);
+                    sight.trouble = cause;
+                });
+            }
+            Learned::NotYet { cause } => {
+                // What was known before is not known any more.
+                shared.sight.send_modify(|sight| {
+                    sight.knowledge = Knowledge::Learning;
+                    sight.trouble = cause;
+                });
+            }
+        }
+        agent.changed();
+        sleep(RETRY).await;
+    }
+}
+
+struct Observer<'a> {
+    agent: &'a Agent,
+    shared: &'a Shared,
+    lane: &'a LaneSender,
+    process: Arc<QemuProcess>,
+    watchdog: Option<(MigrationId, Watchdog)>,
+    /// When which number of bytes had crossed, for the rate.
+    crossed: (Millis, u64),
+}
+
+impl<'a> Observer<'a> {
+    fn new(
+        agent: &'a Agent,
+        shared: &'a Shared,
+        lane: &'a LaneSender,
+        process: Arc<QemuProcess>,
+    ) -> Self {
+        shared.set_process(Some(process.clone()));
+        Self { agent, shared, lane, process, watchdog: None, crossed: (Millis::ZERO, 0) }
+    }
+
+    /// Watches until the monitor's connection ends.
+    async fn run(mut self) {
+        let mut events = self.process.events();
+        let mut reading = self.read(Depth::WithDisks);
+        let mut again = None;
+        let mut poll = Instant::now() + BUSY_POLL;
+        loop {
+            tokio::select! {
+                biased;
+                heard = events.next() => match heard {
+                    None => return,
+                    Some(Heard::Event(event)) => {
+                        again = again.max(self.handle_event(&event));
+                    }
+                    Some(Heard::Lagged(_)) => again = Some(Ask::AllAnew),
+                },
+                read = &mut reading => match again {
+                    // What was read may be older than the event that came since.
+                    Some(_) => {}
+                    None => self.handle_reading(read),
+                },
+                () = sleep_until(poll) => {
+                    again = again.max(Some(Ask::Figures));
+                    self.mind_limits();
+                }
+            }
+            if let Some(ask) = again
+                && futures::future::FusedFuture::is_terminated(&reading)
+            {
+                again = None;
+                reading = self.read(match ask {
+                    Ask::Figures => Depth::Figures,
+                    Ask::AllAnew => Depth::WithDisks,
+                });
+                let pause = if self.shared.sight.borrow().busy() { BUSY_POLL } else { IDLE_POLL };
+                poll = Instant::now() + pause;
+            } else if Instant::now() >= poll {
+                poll = Instant::now() + BUSY_POLL;
+            }
+        }
+    }
+
+    fn read(&self, depth: Depth) -> Fuse<BoxFuture<'static, Result<Reading, MonitorError>>> {
+        let process = self.process.clone();
+        async move {
+            let monitor = process.monitor();
+            let disks = async {
+                match depth {
+                    Depth::Figures => Ok(None),
+                    Depth::WithDisks => {
+                        let nodes =
+                            monitor.execute(QueryNamedBlockNodes { flat: Some(true) }).await?;
+                        let idle = nodes.iter().any(|node| !node.ro && node.active == Some(false));
+                        Ok(Some(if idle { Disks::Inactive } else { Disks::Active }))
+                    }
+                }
+            };
+            let (status, migrate, disks) = tokio::try_join!(
+                monitor.execute(QueryStatus {}),
+                monitor.execute(QueryMigrate {}),
+                disks
+            )?;
+            Ok(Reading { run_state: status.status, migrate, disks })
+        }
+        .boxed()
+        .fuse()
+    }
+
+    /// Publishes what an event says by itself; returns what it leaves open.
+    fn handle_event(&mut self, event: &Event) -> Option<Ask> {
+        let now_us = clock::monotonic_us();
+        let ask = match event.view() {
+            EventView::Migration(status) => {
+                tracing::debug!(vm_id = %self.shared.id, status = status.label(), "migration event");
+                self.shared.sight.send_modify(|sight| sight.migrate.status = Some(status));
+                Some(Ask::AllAnew)
+            }
+            EventView::Stop => {
+                self.shared.sight.send_modify(|sight| sight.stopped_at_us = now_us);
+                Some(Ask::AllAnew)
+            }
+            EventView::Resume => {
+                self.shared.sight.send_modify(|sight| {
+                    sight.resumed_at_us = now_us;
+                    sight.run_state = Some(RunState::Running);
+                });
+                Some(Ask::AllAnew)
+            }
+            EventView::MigrationPass(_) => None,
+            EventView::Shutdown { .. }
+            | EventView::Suspend
+            | EventView::Wakeup
+            | EventView::GuestPanicked => Some(Ask::AllAnew),
+            EventView::Reset
+            | EventView::Powerdown
+            | EventView::JobStatus { .. }
+            | EventView::BlockJobReady { .. }
+            | EventView::BlockJobCompleted { .. }
+            | EventView::BlockJobCancelled { .. }
+            | EventView::BlockJobError { .. }
+            | EventView::BlockExportDeleted { .. }
+            | EventView::BlockIoError { .. }
+            | EventView::BalloonChange { .. }
+            | EventView::DeviceDeleted { .. }
+            | EventView::UnplugPrimary { .. }
+            | EventView::Other => None,
+        };
+        self.mind_limits();
+        ask
+    }
+
+    fn handle_reading(&mut self, read: Result<Reading, MonitorError>) {
+        let reading = match read {
+            Ok(reading) => reading,
+            Err(error) => {
+                // A connection that ended is told by the events as well.
+                self.shared.sight.send_modify(|sight| {
+                    sight.knowledge = Knowledge::Unresponsive;
+                    sight.trouble = chain(&error);
+                });
+                self.agent.changed();
+                return;
+            }
+        };
+        let rate = self.rate(&reading.migrate);
+        let identity = wire::identity(self.process.identity());
+        let mut changed = false;
+        self.shared.sight.send_if_modified(|sight| {
+            changed = sight.knowledge != Knowledge::Known
+                || sight.run_state.as_ref() != Some(&reading.run_state)
+                || sight.migrate.status != reading.migrate.status;
+            let same = !changed
+                && sight.migrate == reading.migrate
+                && reading.disks.is_none_or(|disks| disks == sight.disks);
+            if same {
+                return false;
+            }
+            sight.knowledge = Knowledge::Known;
+            sight.identity = Some(identity);
+            sight.run_state = Some(reading.run_state);
+            sight.migrate = reading.migrate;
+            sight.rate = rate;
+            sight.disks = reading.disks.unwrap_or(sight.disks);
+            sight.gone = None;
+            sight.trouble.clear();
+            true
+        });
+        if changed {
+            self.agent.changed();
+        }
+        self.mind_limits();
+    }
+
+    /// Returns what crossed per second since the last look.
+    fn rate(&mut self, migrate: &MigrateInfo) -> u64 {
+        let now = clock::monotonic();
+        let bytes = migrate.ram.as_ref().and_then(|ram| ram.transferred).unwrap_or(0);
+        let (then, before) = std::mem::replace(&mut self.crossed, (now, bytes));
+        let span = now.less(then).value().max(1);
+        bytes.saturating_sub(before).saturating_mul(1000) / span
+    }
+
+    /// Watches the limits of a transfer and tells the lane what is due.
+    fn mind_limits(&mut self) {
+        let record = self.shared.record.borrow().clone();
+        let Some(sent) = record.outgoing() else {
+            self.watchdog = None;
+            return;
+        };
+        let now = clock::monotonic();
+        let seen = self.shared.sight.borrow().clone();
+        let sending = sending_of(Some(sent), &seen);
+        let bytes = seen.migrate.ram.as_ref().and_then(|ram| ram.transferred).unwrap_or(0);
+        let (_, watchdog) = match &mut self.watchdog {
+            Some(watched) if watched.0 == sent.migration => watched,
+            other => other.insert((sent.migration, Watchdog::new(now))),
+        };
+        watchdog.heard(self.shared.heard());
+        watchdog.saw(now, sending, bytes);
+        let still = watchdog.still(now);
+        let due = watchdog.due(now, sending, &sent.order, Limits::new(sent, record.hold_limit_ms));
+        self.shared.sight.send_if_modified(|sight| {
+            let moved = sight.still != still;
+            sight.still = still;
+            moved
+        });
+        if let Some(cause) = due {
+            self.lane.give_up(sent.migration, cause);
+        }
+    }
+}
+
+/// What the last event or tick leaves to be asked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Ask {
+    Figures,
+    AllAnew,
+}
+
+/// Says what a source's QEMU is doing, by what is seen.
+pub(crate) fn sending_of(
+    sent: Option<&vmferry_agent_core::journal::Outgoing>,
+    sight: &Sight,
+) -> Sending {
+    let run = sight.run_state.clone().unwrap_or(RunState::Unknown(String::new()));
+    outgoing::classify(sent, &run, &sight.migrate)
+}

@@ -1,0 +1,248 @@
+//! What a host says of itself, every few seconds and when something changed.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use vmferry_agent_core::definition::Definition;
+use vmferry_agent_core::journal::Identity;
+use vmferry_proto::v1;
+use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_types::{Bytes, Claim, Generation};
+
+use crate::agent::{Agent, Stranger};
+use crate::live::{Knowledge, Shared};
+use crate::{clock, host, network, observe, process, wire};
+
+/// What QEMU takes beside the guest's memory: code, buffers, page tables; TCG's code cache most.
+const OVERHEAD: Bytes = Bytes(128 << 20);
+/// Changes that come this close together are one report.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long the planner may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Makes the report of now.
+pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
+    let vms = agent.vms();
+    let identities: Vec<Option<Identity>> = vms
+        .iter()
+        .map(|vm| {
+            let sight = vm.shared.sight.borrow();
+            sight.identity.clone().filter(|_| sight.gone.is_none())
+        })
+        .collect();
+    let looked = tokio::task::spawn_blocking(move || Looked {
+        used: identities.iter().map(|who| who.as_ref().and_then(host::used_bytes)).collect(),
+        memory: host::memory(),
+        huge_pages: host::huge_pages(),
+        scan: process::scan().ok(),
+    })
+    .await
+    .unwrap_or_default();
+    note_strangers(agent, looked.scan);
+    let bridges = network::bridges().await.unwrap_or_default();
+    let reports: Vec<v1::VmReport> = vms
+        .iter()
+        .zip(looked.used.iter().copied().chain(std::iter::repeat(None)))
+        .filter_map(|(vm, used)| vm_report(agent, &vm.shared, used.unwrap_or(0)))
+        .collect();
+    let learning = vms.iter().any(|vm| vm.shared.sight.borrow().knowledge == Knowledge::Learning);
+    let unreadable = !agent.journal_proves() || vms.iter().any(crate::vm::VmHandle::unreadable_vm);
+    let strangers = agent.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+    v1::HostReport {
+        host_id: agent.config.host_id.to_string(),
+        name: agent.config.name.clone(),
+        boot_id: agent.boot_id.clone(),
+        agent_instance: agent.instance.clone(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        agent_address: agent.config.advertise.clone(),
+        sequence: agent.next_sequence(),
+        sent_at_ms: clock::wall_ms(),
+        learning,
+        journal_unreadable: unreadable,
+        capacity: Some(capacity(agent, &reports, looked.memory, looked.huge_pages)),
+        capabilities: Some(capabilities(agent, bridges)),
+        vms: reports,
+        strangers: strangers.iter().map(|stranger| stranger.text.clone()).collect(),
+    }
+}
+
+#[derive(Default)]
+struct Looked {
+    used: Vec<Option<u64>>,
+    memory: host::Memory,
+    huge_pages: Vec<v1::HugePages>,
+    scan: Option<process::Scan>,
+}
+
+/// Notes which QEMU processes here are not ours.
+fn note_strangers(agent: &Agent, scan: Option<process::Scan>) {
+    // Where nothing could be looked at, what was seen last still counts.
+    let Some(scan) = scan else { return };
+    let own: BTreeSet<PathBuf> = agent
+        .vms()
+        .iter()
+        .filter_map(|vm| vm.shared.record.borrow().process().map(|written| (&written.dir).into()))
+        .collect();
+    let strangers = scan
+        .qemus
+        .into_iter()
+        .filter(|qemu| qemu.dir.as_ref().is_none_or(|dir| !own.contains(dir)))
+        .map(|qemu| Stranger {
+            uuid: qemu.uuid.map(|uuid| uuid.as_u128()),
+            text: format!(
+                "{} {} {}",
+                qemu.identity,
+                qemu.name.as_deref().unwrap_or("without a name"),
+                qemu.uuid.map(|uuid| uuid.to_string()).unwrap_or_default()
+            )
+            .trim_end()
+            .to_owned(),
+        })
+        .collect();
+    *agent.strangers.lock().unwrap_or_else(PoisonError::into_inner) = strangers;
+}
+
+/// Returns what is said of one VM; nothing of one that left, but of its generation and claim.
+fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> {
+    let record = shared.record.borrow().clone();
+    let sight = shared.sight.borrow().clone();
+    if record.fence.claim.value() == 0 && sight.knowledge == Knowledge::Known {
+        // Asked for, never commanded: there is nothing to say.
+        return None;
+    }
+    let defined = record.defined();
+    let vm = defined.and_then(|defined| Definition::parse(&defined.text).ok());
+    let process = record.process().is_some();
+    let configured = vm.as_ref().map_or(0, |vm| vm.memory_max.plus(OVERHEAD).value());
+    Some(v1::VmReport {
+        vm_id: record.vm.to_string(),
+        vm_name: record.name.clone(),
+        role: record.role().label().to_owned(),
+        generation: record.fence.generation.value(),
+        claim: record.fence.claim.value(),
+        knowledge: observe::knowledge(sight.knowledge).into(),
+        configured_memory_bytes: if process { configured } else { 0 },
+        observed_memory_bytes: used,
+        cpu_milli: vm.filter(|_| process).map_or(0, |vm| u64::from(vm.vcpus).saturating_mul(1000)),
+        run_state: sight
+            .run_state
+            .as_ref()
+            .filter(|_| sight.gone.is_none())
+            .map(|state| state.label().to_owned())
+            .unwrap_or_default(),
+        migration_id: record.fence.migration.map(|id| id.to_string()).unwrap_or_default(),
+        definition: defined.map(|defined| defined.text.clone()).unwrap_or_default(),
+        resolved_machine: defined
+            .map(|defined| defined.resolved_machine.clone())
+            .unwrap_or_default(),
+        gone: sight.gone.as_ref().map(|gone| wire::gone_to_wire(gone, &agent.config.host_id)),
+    })
+}
+
+fn capacity(
+    agent: &Agent,
+    vms: &[v1::VmReport],
+    memory: host::Memory,
+    hugepages: Vec<v1::HugePages>,
+) -> v1::Capacity {
+    let used = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.observed_memory_bytes));
+    let (total, available) = match agent.config.memory {
+        // A share of the machine: what its own VMs leave of it.
+        Some(share) => (share.value(), share.value().saturating_sub(used)),
+        None => (memory.total, memory.available),
+    };
+    v1::Capacity {
+        total_memory_bytes: total,
+        available_memory_bytes: available,
+        cpu_total_milli: u64::from(agent.config.cpus.unwrap_or_else(host::cpus)) * 1000,
+        hugepages,
+        memory_pressure: host::pressure("memory"),
+        cpu_pressure: host::pressure("cpu"),
+    }
+}
+
+fn capabilities(agent: &Agent, bridges: Vec<String>) -> v1::HostCapabilities {
+    v1::HostCapabilities {
+        architecture: std::env::consts::ARCH.to_owned(),
+        qemu_version: agent.probe.qemu_version.clone(),
+        accelerators: agent.probe.accelerators.clone(),
+        machine_types: agent.probe.machines.iter().cloned().collect(),
+        bridges,
+        cpu_models: agent.probe.cpu_models.iter().cloned().collect(),
+        migration_address: agent.config.migration_address.to_string(),
+    }
+}
+
+/// Tells the planner how this host is, for as long as the agent lives.
+pub(crate) async fn run(agent: Arc<Agent>) {
+    let Some(planner) = agent.config.planner.clone() else { return };
+    let endpoint = match tonic::transport::Endpoint::from_shared(planner.address.clone()) {
+        Ok(endpoint) => endpoint
+            .connect_timeout(DEADLINE)
+            .timeout(DEADLINE)
+            .http2_keep_alive_interval(DEADLINE)
+            .keep_alive_timeout(DEADLINE)
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true),
+        Err(error) => {
+            tracing::error!(address = planner.address, %error, "planner's address cannot be used");
+            return;
+        }
+    };
+    let mut client = PlannerClient::new(endpoint.connect_lazy());
+    let mut changes = agent.changes();
+    let mut reached = Reached::NotYet;
+    loop {
+        changes.mark_unchanged();
+        let report = host_report(&agent).await;
+        reached = match client.report(report).await {
+            Ok(reply) => {
+                let now = take_up(&agent, reply.into_inner()).await;
+                if now != reached {
+                    tracing::info!(planner = planner.address, ?now, "planner reached");
+                }
+                now
+            }
+            Err(status) => {
+                if reached != Reached::Lost {
+                    tracing::warn!(planner = planner.address, error = %status.message(), "planner cannot be reached");
+                }
+                Reached::Lost
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(planner.report_interval) => {}
+            _ = changes.changed() => tokio::time::sleep(SETTLE).await,
+        }
+    }
+}
+
+/// How the planner was last reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reached {
+    NotYet,
+    Heard,
+    Refused,
+    Lost,
+}
+
+async fn take_up(agent: &Arc<Agent>, reply: v1::ReportReply) -> Reached {
+    if !reply.refused.is_empty() {
+        tracing::warn!(reason = reply.refused, "planner will not have this host");
+        return Reached::Refused;
+    }
+    let own = agent.config.host_id.as_str();
+    let generations = reply
+        .generations
+        .into_iter()
+        .filter(|owned| owned.host_id == own || agent.vm_is_broken(&owned.vm_id))
+        .filter_map(|owned| {
+            let vm = owned.vm_id.parse().ok()?;
+            Some((vm, Generation::from_stored(owned.generation), Claim::from_stored(owned.claim)))
+        })
+        .collect();
+    agent.seed(generations).await;
+    Reached::Heard
+}

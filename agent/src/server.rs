@@ -1,0 +1,171 @@
+//! The gRPC service: decodes, hands on, encodes; decides nothing.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status};
+use vmferry_agent_core::definition::Definition;
+use vmferry_agent_core::fence;
+use vmferry_proto::v1;
+use vmferry_proto::v1::agent_server::{Agent as AgentService, AgentServer};
+use vmferry_types::{Claim, Generation, VmId};
+
+use crate::agent::{Agent, StartError};
+use crate::error::CommandError;
+use crate::vm::{ClaimCommand, Command};
+use crate::{check, describe, observe, report, watch, wire};
+
+/// The largest message taken; a definition is a few kilobytes.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// How many observations a slow listener may be behind.
+const STREAM_QUEUE: usize = 4;
+/// How many calls one connection may have open.
+const STREAMS_MAX: u32 = 1024;
+/// How often a silent connection is asked whether it lives, and how long it may take.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+/// Serves an agent.
+#[derive(Clone, Debug)]
+struct Service {
+    agent: Arc<Agent>,
+}
+
+/// Serves gRPC until the agent's end.
+///
+/// # Errors
+///
+/// Fails if the address cannot be listened on.
+pub(crate) async fn serve(agent: &Arc<Agent>) -> Result<SocketAddr, StartError> {
+    let address = agent.config.grpc;
+    let failed = |source| StartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let service = AgentServer::new(Service { agent: agent.clone() })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let router = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE.0))
+        .http2_keepalive_timeout(Some(KEEPALIVE.1))
+        .max_concurrent_streams(Some(STREAMS_MAX))
+        .tcp_nodelay(true)
+        .add_service(service);
+    agent.shutdown.spawn(async move {
+        if let Err(error) = router.serve_with_incoming(TcpListenerStream::new(listener)).await {
+            tracing::error!(error = %crate::error::chain(&error), "gRPC service ended");
+        }
+    });
+    Ok(bound)
+}
+
+impl Service {
+    fn known(&self, vm: VmId) -> Result<crate::vm::VmHandle, CommandError> {
+        self.agent.vm(vm).ok_or(CommandError::UnknownVm)
+    }
+
+    /// Notes that a driver is heard, if it is the current one.
+    fn hear(&self, request: &v1::ObserveRequest) -> Result<VmId, CommandError> {
+        let vm = wire::vm_id(&request.vm_id, "vm_id")?;
+        if let Some(handle) = self.agent.vm(vm) {
+            let claim = handle.shared.record.borrow().fence.claim.value();
+            if request.claim != 0 && request.claim == claim {
+                handle.shared.hear();
+            }
+        }
+        Ok(vm)
+    }
+}
+
+#[tonic::async_trait]
+impl AgentService for Service {
+    async fn claim(
+        &self,
+        request: Request<v1::ClaimRequest>,
+    ) -> Result<Response<v1::VmObservation>, Status> {
+        let request = request.into_inner();
+        let vm = wire::vm_id(&request.vm_id, "vm_id")?;
+        let migration = wire::migration_id(&request.migration_id, "migration_id")?;
+        if request.claim == 0 || request.generation == 0 {
+            return Err(
+                CommandError::invalid("claim", "claim and generation must be at least 1").into()
+            );
+        }
+        let claim = ClaimCommand {
+            migration,
+            generation: Generation::from_stored(request.generation),
+            claim: Claim::from_stored(request.claim),
+            hold_limit_ms: request.hold_limit_ms,
+        };
+        let observation = self.agent.vm_or_new(vm).claim(claim).await?;
+        Ok(Response::new(observation))
+    }
+
+    async fn execute(
+        &self,
+        request: Request<v1::ExecuteRequest>,
+    ) -> Result<Response<v1::ExecuteReply>, Status> {
+        let request = request.into_inner();
+        let fence = wire::fence(request.fence.as_ref())?;
+        let digest = fence::digest(&prost::Message::encode_to_vec(&request));
+        let action = request.action.ok_or_else(|| CommandError::invalid("action", "is missing"))?;
+        let command = Command { fence, digest, action };
+        let reply = self.agent.vm_or_new(fence.vm).execute(command).await?;
+        Ok(Response::new(reply))
+    }
+
+    async fn observe(
+        &self,
+        request: Request<v1::ObserveRequest>,
+    ) -> Result<Response<v1::VmObservation>, Status> {
+        let vm = self.hear(request.get_ref())?;
+        let observation = match self.agent.vm(vm) {
+            Some(handle) => handle.observe(&self.agent),
+            None => observe::unknown(&self.agent, &vm.to_string()),
+        };
+        Ok(Response::new(observation))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::VmObservation, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<v1::ObserveRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let vm = self.hear(request.get_ref())?;
+        let (listener, stream) = mpsc::channel(STREAM_QUEUE);
+        self.agent.shutdown.spawn(watch::run(self.agent.clone(), vm, listener));
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn describe_source(
+        &self,
+        request: Request<v1::DescribeSourceRequest>,
+    ) -> Result<Response<v1::SourceDescription>, Status> {
+        let vm = wire::vm_id(&request.into_inner().vm_id, "vm_id")?;
+        let handle = self.known(vm)?;
+        Ok(Response::new(describe::source(&self.agent, &handle.shared).await?))
+    }
+
+    async fn check_destination(
+        &self,
+        request: Request<v1::CheckDestinationRequest>,
+    ) -> Result<Response<v1::CheckReply>, Status> {
+        let source = request.into_inner().source;
+        let source = source.ok_or_else(|| CommandError::invalid("source", "is missing"))?;
+        let vm = Definition::parse(&source.definition)
+            .map_err(|errors| CommandError::invalid("source.definition", errors.to_string()))?;
+        let blockers = check::receivable(&self.agent, &vm, &source).await;
+        Ok(Response::new(v1::CheckReply { blockers }))
+    }
+
+    async fn get_report(
+        &self,
+        _request: Request<v1::GetReportRequest>,
+    ) -> Result<Response<v1::HostReport>, Status> {
+        Ok(Response::new(report::host_report(&self.agent).await))
+    }
+}
