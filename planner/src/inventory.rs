@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
 use vmferry_types::{HostId, Timestamp, VmId};
 
-pub use fleet::snapshot;
+pub use fleet::{held, snapshot};
 
 use crate::agents::rpc::Directory;
 use crate::config::{Config, HostSettings};

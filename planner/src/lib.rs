@@ -11,15 +11,22 @@
 
 #![warn(missing_docs)]
 
+pub mod admission;
 pub mod agents;
+pub mod api;
 pub mod clock;
 pub mod config;
 pub mod definition;
 pub mod driver;
 pub mod faults;
+pub mod grpc;
 pub mod inventory;
 pub mod live;
+pub mod metrics;
 pub mod planner;
+pub mod reconciler;
+pub mod rest;
+pub mod server;
 pub mod shutdown;
 pub mod store;
 pub mod telemetry;

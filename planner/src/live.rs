@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 use vmferry_proto::v1::VmObservation;
-use vmferry_types::MigrationId;
+use vmferry_types::{MigrationId, Timestamp};
 
 /// What was last seen of one migration.
 #[derive(Clone, Debug, Default)]
@@ -15,12 +15,18 @@ pub struct Seen {
     pub source: Option<VmObservation>,
     /// The destination's last answer.
     pub destination: Option<VmObservation>,
-    /// What the driver waits for, for people; empty while it waits for nothing in particular.
-    pub waits_for: String,
-    /// The last thing that kept it from going on: the real text.
-    pub trouble: String,
-    /// Since when there is trouble, in milliseconds since 1970; 0 if there is none.
-    pub trouble_since_ms: u64,
+    /// What keeps it from going on: the real text, and since when in milliseconds since 1970.
+    pub trouble: Option<(String, u64)>,
+}
+
+impl Seen {
+    /// Notes what keeps it from going on; the time is kept as long as there is any trouble.
+    pub fn set_trouble(&mut self, text: Option<String>, now: Timestamp) {
+        self.trouble = text.map(|text| {
+            let since = self.trouble.as_ref().map_or(now.value(), |(_, since)| *since);
+            (text, since)
+        });
+    }
 }
 
 #[derive(Debug)]

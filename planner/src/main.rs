@@ -1,1 +1,79 @@
-fn main() {}
+//! The planner's process: flags, configuration, wiring, signals.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::Parser;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+use vmferry_planner::agents::rpc::{Directory, GrpcAgents};
+use vmferry_planner::config::{Config, StoreUrl};
+use vmferry_planner::faults::FaultPoints;
+use vmferry_planner::inventory::Inventory;
+use vmferry_planner::planner::{Parts, Planner};
+use vmferry_planner::shutdown::Shutdown;
+use vmferry_planner::store::Store;
+use vmferry_planner::store::sqlite::SqliteStore;
+use vmferry_planner::{server, telemetry};
+
+/// Decides where VMs go, and sees every move through to its end.
+#[derive(Debug, Parser)]
+#[command(name = "vmferry-planner", version)]
+struct Flags {
+    /// The configuration file.
+    #[arg(long, default_value = "/etc/vmferry/planner.toml")]
+    config: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    let config = Config::load(&flags.config)?;
+    telemetry::install().map_err(|error| anyhow::anyhow!("set up logging: {error}"))?;
+    let StoreUrl::Sqlite(path) = &config.store;
+    let store = SqliteStore::open(path).await?;
+    // Only one planner can have the file: whoever held leases in it is gone.
+    store.clear_leases().await?;
+    let store: Arc<dyn Store> = Arc::new(store);
+    let directory = Arc::new(Directory::default());
+    let inventory = Inventory::load(&config, Arc::clone(&directory), store.as_ref()).await?;
+    let shutdown = Shutdown::default();
+    let (grpc_address, rest_address) = (config.grpc, config.rest);
+    let planner = Planner::new(Parts {
+        faults: FaultPoints::new(config.fault_points.clone()),
+        agents: Arc::new(GrpcAgents::new(directory)),
+        config,
+        store,
+        inventory,
+        shutdown: shutdown.clone(),
+    });
+    let grpc = TcpListener::bind(grpc_address)
+        .await
+        .with_context(|| format!("listen for gRPC on {grpc_address}"))?;
+    let rest = TcpListener::bind(rest_address)
+        .await
+        .with_context(|| format!("listen for REST on {rest_address}"))?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    server::serve(&planner, grpc, rest);
+    info!(grpc = %grpc_address, rest = %rest_address, "planner is up");
+    notify(&[sd_notify::NotifyState::Ready]);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = shutdown.requested() => {}
+    }
+    info!("planner is ending");
+    notify(&[sd_notify::NotifyState::Stopping]);
+    shutdown.finish().await;
+    Ok(())
+}
+
+/// Tells systemd, if it is there.
+fn notify(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        warn!(%error, "systemd could not be told");
+    }
+}

@@ -1,9 +1,132 @@
-//! Rows and reports to messages.
+//! Rows and reports as messages: what users are shown.
 
-use vmferry_planner_core::migration::Entry;
+mod host;
+mod migration;
+
+use vmferry_planner_core::migration::{Blocker, Entry, Event};
+use vmferry_proto::v1;
+use vmferry_types::{HostId, Role};
+
+pub use host::hosts;
+pub use migration::{migration, still_ms, stuck, summary};
+
+use crate::api::ApiError;
+use crate::planner::Planner;
+use crate::store::VmRow;
 
 /// Says what a person should know of a change.
 #[must_use]
 pub fn note(entry: &Entry) -> String {
-    entry.after.phase.cause().map(ToString::to_string).unwrap_or_default()
+    match &entry.event {
+        Event::Granted { destination } => format!("host {destination} is reserved"),
+        Event::NoRoom { note, .. } => note.clone(),
+        Event::ReceiverArmed { listener } => {
+            format!("the receiver listens on {}:{}", listener.address, listener.port)
+        }
+        Event::Refused { .. }
+        | Event::QueueExpired
+        | Event::CancelRequested
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceGaveUp { .. }
+        | Event::TransferFailed { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::TransferTimedOut
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. }
+        | Event::SourceReleased { .. }
+        | Event::GuestPoweredOff { .. }
+        | Event::ReceiverGone { .. }
+        | Event::DestinationRuns
+        | Event::SourceContinued => {
+            entry.after.phase.cause().map(ToString::to_string).unwrap_or_default()
+        }
+    }
+}
+
+/// Writes a reason for the wire.
+#[must_use]
+pub fn blocker(blocker: &Blocker) -> v1::Blocker {
+    v1::Blocker {
+        code: blocker.code.clone(),
+        message: blocker.message.clone(),
+        host_id: blocker.host.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+/// Shows a VM.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
+    let reported = planner.parts.inventory.reported(row.id);
+    let owner = reported.iter().find(|(host, _)| Some(host) == row.host.as_ref());
+    let (mut observed, mut run_state) = (0, String::new());
+    if let Some((_, report)) = owner {
+        observed = report.observed_memory_bytes;
+        run_state.clone_from(&report.run_state);
+    }
+    let (mut migration_id, mut migration_phase) = (String::new(), String::new());
+    if let Some(admission) = row.admission
+        && let Some(open) = planner.store().migration(admission).await?
+    {
+        migration_id = admission.to_string();
+        migration_phase = open.migration.label().label().to_owned();
+    }
+    let mut error = row.error.clone();
+    if error.is_empty()
+        && let Some(admission) = row.admission
+        && let Some((text, _)) = planner.live.seen(admission).trouble
+    {
+        error = text;
+    }
+    if let Some(contradiction) = contradiction(row, &reported) {
+        if !error.is_empty() {
+            error.push_str("; ");
+        }
+        error.push_str(&contradiction);
+    }
+    Ok(v1::Vm {
+        id: row.id.to_string(),
+        name: row.name.clone(),
+        host: row.host.as_ref().map(ToString::to_string).unwrap_or_default(),
+        power: row.power.label().to_owned(),
+        error,
+        generation: row.generation.value(),
+        claim: row.claim.value(),
+        memory_bytes: row.memory.value(),
+        observed_memory_bytes: observed,
+        cpu_milli: row.cpu.value(),
+        run_state,
+        migration_id,
+        migration_phase,
+        definition: row.definition.clone(),
+        resolved_machine: row.resolved_machine.clone(),
+    })
+}
+
+/// Says what hosts report of a VM that cannot be, while nothing is under way for it.
+fn contradiction(row: &VmRow, reported: &[(HostId, v1::VmReport)]) -> Option<String> {
+    if row.admission.is_some() {
+        return None;
+    }
+    let running: Vec<String> = reported
+        .iter()
+        .filter(|(host, report)| {
+            let role = Role::from_label(&report.role);
+            let runs = matches!(role, Some(Role::Running | Role::Held | Role::Receiver));
+            runs && report.gone.is_none() && Some(host) != row.host.as_ref()
+        })
+        .map(|(host, report)| {
+            format!(
+                "host {host} reports it as {} under generation {}",
+                report.role, report.generation
+            )
+        })
+        .collect();
+    if running.is_empty() { None } else { Some(running.join("; ")) }
 }

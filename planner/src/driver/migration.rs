@@ -129,6 +129,7 @@ struct Run<'a> {
     not_before: Instant,
     lease_due: Instant,
     progress: bool,
+    trouble: Option<String>,
 }
 
 impl<'a> Run<'a> {
@@ -162,6 +163,7 @@ impl<'a> Run<'a> {
             not_before: now,
             lease_due: now + planner.lease_renewal(),
             progress: false,
+            trouble: None,
             row,
         })
     }
@@ -237,9 +239,12 @@ impl<'a> Run<'a> {
     fn sides(&mut self) -> Sides {
         let source = self.source.1.borrow_and_update().clone();
         let destination = self.destination.1.borrow_and_update().clone();
+        let silent = source.trouble.as_ref().or(destination.trouble.as_ref());
+        let trouble = silent.map(|error| Chain(error).to_string()).or_else(|| self.trouble.clone());
         self.planner.live.update(self.row.migration.id, |live| {
             live.source.clone_from(&source.observation);
             live.destination.clone_from(&destination.observation);
+            live.set_trouble(trouble, clock::now());
         });
         let busy = self.pending.as_ref().map(|pending| pending.end);
         let read = |end: End, view: &SideView| {
@@ -316,7 +321,7 @@ impl<'a> Run<'a> {
             Commit::Done(row) => {
                 self.row = *row;
                 self.progress = true;
-                self.trouble_over();
+                self.trouble = None;
                 for name in &points {
                     self.planner.parts.faults.pass("after_commit", name).await;
                 }
@@ -363,10 +368,7 @@ impl<'a> Run<'a> {
         if self.pending.is_some() {
             return;
         }
-        let Some(effect) = self.row.migration.outstanding() else {
-            self.waits_for(String::new());
-            return;
-        };
+        let Some(effect) = self.row.migration.outstanding() else { return };
         let Some(end) = effect.side() else { return };
         let now = Instant::now();
         let answered = self.answered.as_ref().is_some_and(|(seq, answered, at)| {
@@ -376,10 +378,9 @@ impl<'a> Run<'a> {
             return;
         }
         if let Err(withheld) = evidence::permit(&self.row.migration, &effect, sides) {
-            self.waits_for(format!("{withheld} ({})", effect.label()));
+            debug!(effect = effect.label(), waits_for = %withheld, "effect withheld");
             return;
         }
-        self.waits_for(format!("the {} agent to {}", end.label(), effect.label()));
         self.step = self.step.next();
         let Some(said) = self.send(&effect) else { return };
         debug!(effect = effect.label(), step = %self.step, "effect sent");
@@ -415,6 +416,7 @@ impl<'a> Run<'a> {
             Said::NotDescribed(error) => return self.not_described(error).await,
         };
         self.backoff.reset();
+        self.trouble = None;
         let Some(observation) = reply.observation else {
             warn!(effect = effect.label(), "an agent answered without saying what it sees");
             return Ok(Some(self.claim_anew()));
@@ -456,7 +458,7 @@ impl<'a> Run<'a> {
         effect: &Effect,
         error: AgentError,
     ) -> Result<Option<Outcome>, StoreError> {
-        self.trouble(&error);
+        self.trouble = Some(Chain(&error).to_string());
         let AgentError::Refused { message, detail, .. } = &error else {
             // It may have arrived all the same: only under a newer claim can it land no more.
             debug!(effect = effect.label(), error = %Chain(&error), "effect went unanswered");
@@ -486,7 +488,7 @@ impl<'a> Run<'a> {
     }
 
     async fn not_described(&mut self, error: AgentError) -> Result<Option<Outcome>, StoreError> {
-        self.trouble(&error);
+        self.trouble = Some(Chain(&error).to_string());
         match &error {
             AgentError::Refused { message, detail, .. }
                 if !matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable") =>
@@ -508,27 +510,6 @@ impl<'a> Run<'a> {
             Applied::Superseded => Ok(Some(Outcome::Superseded)),
             Applied::Moved | Applied::Nothing | Applied::Reread => Ok(None),
         }
-    }
-
-    fn waits_for(&self, what: String) {
-        self.planner.live.update(self.row.migration.id, |live| live.waits_for = what);
-    }
-
-    fn trouble(&self, error: &AgentError) {
-        let text = Chain(error).to_string();
-        self.planner.live.update(self.row.migration.id, |live| {
-            live.trouble = text;
-            if live.trouble_since_ms == 0 {
-                live.trouble_since_ms = clock::now().value();
-            }
-        });
-    }
-
-    fn trouble_over(&self) {
-        self.planner.live.update(self.row.migration.id, |live| {
-            live.trouble.clear();
-            live.trouble_since_ms = 0;
-        });
     }
 }
 

@@ -43,6 +43,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
             host_id = %action.host, kind = action.kind.label(), claim = %action.claim);
         match under_one_claim(planner, &action).instrument(span).await {
             Ok(Outcome::Ended) => {
+                planner.live.end(id);
                 planner.power_changed();
                 planner.wake.notify_one();
                 return;
@@ -127,10 +128,8 @@ async fn changed(view: &mut watch::Receiver<SideView>) {
 }
 
 fn note_trouble(planner: &Planner, action: &PowerAction, seen: &SideView) {
-    let trouble = seen.trouble.as_ref().map(|error| Chain(error).to_string()).unwrap_or_default();
-    if planner.live.seen(action.id).trouble != trouble {
-        planner.live.update(action.id, |live| live.trouble = trouble);
-    }
+    let trouble = seen.trouble.as_ref().map(|error| Chain(error).to_string());
+    planner.live.update(action.id, |live| live.set_trouble(trouble, clock::now()));
 }
 
 /// Says whether the agent may be commanded.
@@ -258,7 +257,9 @@ async fn refused(
     answer: Answer<ExecuteReply>,
 ) -> Result<Refused, StoreError> {
     let Err(error) = answer else { return Ok(Refused::Later) };
-    planner.live.update(action.id, |live| live.trouble = Chain(&error).to_string());
+    planner.live.update(action.id, |live| {
+        live.set_trouble(Some(Chain(&error).to_string()), clock::now());
+    });
     let AgentError::Refused { message, detail, .. } = &error else {
         debug!(error = %Chain(&error), "command went unanswered");
         return Ok(Refused::ClaimAnew);

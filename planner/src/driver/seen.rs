@@ -2,7 +2,9 @@
 //!
 //! What cannot be read proves nothing: an unknown word becomes the value that proves least.
 
-use vmferry_planner_core::evidence::{Continued, Ended, Handed, Knowledge, RunState, Seen, TransferState};
+use vmferry_planner_core::evidence::{
+    Continued, Ended, Handed, Knowledge, RunState, Seen, TransferState,
+};
 use vmferry_planner_core::migration::{GoneProof, Process, ProofKind};
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};

@@ -1,0 +1,333 @@
+//! Where a VM may go: asked of the fleet, the source and the destinations, before anything is held.
+//!
+//! Preflight reads and holds nothing; all reasons are collected. What it found is decided again in
+//! the transaction that admits, under the store's lock.
+
+use std::collections::BTreeMap;
+
+use vmferry_planner_core::fleet::{Demand, Fleet, Host};
+use vmferry_planner_core::migration::Blocker;
+use vmferry_planner_core::placement::{
+    Needs, NoPlacement, Refused as NotPlaced, Rejected, Request, place, reasons_against,
+};
+use vmferry_proto::v1::{self, SourceDescription};
+use vmferry_types::{Bytes, HostId, MilliCpu, VmId};
+
+use crate::agents::AgentError;
+use crate::clock;
+use crate::definition::Outline;
+use crate::inventory::{held, snapshot};
+use crate::planner::Planner;
+use crate::store::{Grant, Room, StoreError, VmRow};
+
+/// What preflight found.
+#[derive(Debug)]
+pub enum Found {
+    /// A destination that has room and can take the VM.
+    Destination(Grant),
+    /// None now; waiting can help.
+    Wait {
+        /// Why there is none.
+        note: String,
+        /// All reasons.
+        blockers: Vec<Blocker>,
+    },
+    /// None, and waiting does not help.
+    Never {
+        /// All reasons.
+        blockers: Vec<Blocker>,
+    },
+}
+
+/// Looks for a destination for a running VM.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn destination(
+    planner: &Planner,
+    vm: &VmRow,
+    source: &HostId,
+    asked: Option<&HostId>,
+) -> Result<Found, StoreError> {
+    let description = match describe(planner, vm.id, source).await {
+        Ok(description) => description,
+        Err(blockers) => return Ok(Found::Never { blockers }),
+    };
+    let fleet = fleet(planner).await?;
+    let request = Request {
+        vm: vm.id,
+        demand: demand_on(planner, vm),
+        source: Some(source.clone()),
+        destination: asked.cloned(),
+        needs: needs_of_running(planner, vm, source, &description),
+    };
+    Ok(choose(planner, fleet, &request, &description).await)
+}
+
+/// Asks placement, and then the chosen host itself, until one of them agrees to take it.
+async fn choose(
+    planner: &Planner,
+    mut fleet: Fleet,
+    request: &Request,
+    description: &SourceDescription,
+) -> Found {
+    let mut refused_by_agents: Vec<Blocker> = Vec::new();
+    loop {
+        match place(&fleet, request) {
+            Ok(placement) => {
+                let blockers = check(planner, &placement.host, description).await;
+                if blockers.is_empty() {
+                    let grant = grant(planner, &fleet, request, &placement.host);
+                    return Found::Destination(grant);
+                }
+                refused_by_agents.extend(blockers);
+                refused_by_agents.extend(placement.rejected.iter().flat_map(Rejected::blockers));
+                if request.destination.is_some() {
+                    return Found::Never { blockers: deduplicated(refused_by_agents) };
+                }
+                fleet.hosts.remove(&placement.host);
+            }
+            Err(none) => {
+                return nowhere(planner, &fleet, request, none, refused_by_agents, description)
+                    .await;
+            }
+        }
+    }
+}
+
+async fn nowhere(
+    planner: &Planner,
+    fleet: &Fleet,
+    request: &Request,
+    none: NoPlacement,
+    mut blockers: Vec<Blocker>,
+    description: &SourceDescription,
+) -> Found {
+    blockers.extend(none.blockers());
+    match none.refused {
+        NotPlaced::DestinationRefused => {
+            // The caller chose: tell all that is in the way, not only what the figures say.
+            if let Some(asked) =
+                request.destination.as_ref().filter(|id| fleet.hosts.contains_key(id))
+                && request.source.as_ref() != Some(asked)
+            {
+                blockers.extend(check(planner, asked, description).await);
+            }
+            Found::Never { blockers: deduplicated(blockers) }
+        }
+        NotPlaced::NotCapable => Found::Never { blockers: deduplicated(blockers) },
+        NotPlaced::FleetAtCapacity | NotPlaced::FleetUnreadable | NotPlaced::NoneAvailable => {
+            // Every host that could have taken it was asked, and said no for good.
+            if fleet.hosts.is_empty() && !blockers.is_empty() {
+                return Found::Never { blockers: deduplicated(blockers) };
+            }
+            Found::Wait { note: none.note(), blockers: deduplicated(blockers) }
+        }
+    }
+}
+
+/// Looks for a host to start a VM on.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn start_host(
+    planner: &Planner,
+    vm: &VmRow,
+    outline: &Outline,
+    asked: Option<&HostId>,
+) -> Result<Found, StoreError> {
+    let fleet = fleet(planner).await?;
+    let mut request = Request {
+        vm: vm.id,
+        demand: Demand { memory: outline.memory, cpu: outline.cpu },
+        source: None,
+        destination: asked.or(vm.host.as_ref()).cloned(),
+        needs: needs_of_definition(outline),
+    };
+    // Its last host has its local disks and what is cached of the others; any other is second best.
+    let placed = place(&fleet, &request);
+    let placed = match placed {
+        Err(_) if asked.is_none() && vm.host.is_some() => {
+            request.destination = None;
+            place(&fleet, &request)
+        }
+        placed => placed,
+    };
+    Ok(match placed {
+        Ok(placement) => Found::Destination(grant(planner, &fleet, &request, &placement.host)),
+        Err(none) if none.refused.queues() => {
+            Found::Wait { note: none.note(), blockers: none.blockers() }
+        }
+        Err(none) => Found::Never { blockers: none.blockers() },
+    })
+}
+
+async fn fleet(planner: &Planner) -> Result<Fleet, StoreError> {
+    let parts = &planner.parts;
+    snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await
+}
+
+/// Returns what a VM takes: the worst of what it was defined with and what its host reports.
+#[must_use]
+pub fn demand_on(planner: &Planner, vm: &VmRow) -> Demand {
+    let mut demand = Demand { memory: vm.memory, cpu: vm.cpu };
+    for (_, reported) in planner.parts.inventory.reported(vm.id) {
+        demand = demand.worst(Demand::of(
+            Bytes(reported.configured_memory_bytes),
+            Bytes(reported.observed_memory_bytes),
+            MilliCpu(reported.cpu_milli),
+        ));
+    }
+    demand
+}
+
+fn grant(planner: &Planner, fleet: &Fleet, request: &Request, destination: &HostId) -> Grant {
+    Grant {
+        destination: destination.clone(),
+        room: room(fleet, request, destination),
+        inbound_max: planner.parts.config.policy.inbound_max,
+    }
+}
+
+/// Returns the check that the transaction makes again: the host as it was seen, beside what is
+/// reserved there by then.
+fn room(fleet: &Fleet, request: &Request, destination: &HostId) -> Room {
+    let alone = Fleet {
+        hosts: fleet
+            .hosts
+            .iter()
+            .filter(|(id, _)| *id == destination)
+            .map(|(id, host)| (id.clone(), host.clone()))
+            .collect::<BTreeMap<HostId, Host>>(),
+        ..fleet.clone()
+    };
+    let (destination, request) = (destination.clone(), request.clone());
+    Room::new(move |reserved| {
+        let Some(host) = alone.hosts.get(&destination) else {
+            return Err(format!("host {destination} is not known"));
+        };
+        let mut host = host.clone();
+        host.reservations = held(&destination, reserved);
+        let reasons = reasons_against(&alone, &host, &request);
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        Err(format!("host {destination}: {}", texts.join(", ")))
+    })
+}
+
+async fn describe(
+    planner: &Planner,
+    vm: VmId,
+    source: &HostId,
+) -> Result<SourceDescription, Vec<Blocker>> {
+    let description = planner
+        .parts
+        .agents
+        .describe_source(source, vm)
+        .await
+        .map_err(|error| told(source, &error))?;
+    let mut blockers: Vec<Blocker> =
+        description.blockers.iter().map(|message| blocker(message, None)).collect();
+    if description.run_state == "paused" {
+        blockers.push(Blocker {
+            code: "guest_paused".to_owned(),
+            message: "the guest is paused: continue it first".to_owned(),
+            host: None,
+        });
+    }
+    let blockers = deduplicated(blockers);
+    if blockers.is_empty() { Ok(description) } else { Err(blockers) }
+}
+
+async fn check(planner: &Planner, host: &HostId, description: &SourceDescription) -> Vec<Blocker> {
+    match planner.parts.agents.check_destination(host, description.clone()).await {
+        Ok(reply) => reply.blockers.iter().map(|message| blocker(message, Some(host))).collect(),
+        Err(error) => told(host, &error),
+    }
+}
+
+/// Reads a reason that an agent named.
+fn blocker(message: &v1::Blocker, of: Option<&HostId>) -> Blocker {
+    Blocker {
+        code: message.code.clone(),
+        message: message.message.clone(),
+        host: message.host_id.parse().ok().or_else(|| of.cloned()),
+    }
+}
+
+/// Returns an agent's no, or its silence, as reasons.
+fn told(host: &HostId, error: &AgentError) -> Vec<Blocker> {
+    match error {
+        AgentError::Unreachable { .. } => vec![Blocker {
+            code: "not_connected".to_owned(),
+            message: error.to_string(),
+            host: Some(host.clone()),
+        }],
+        AgentError::Refused { message, detail, .. } if detail.blockers.is_empty() => {
+            let code = if detail.code.is_empty() { "refused" } else { &detail.code };
+            vec![Blocker {
+                code: code.to_owned(),
+                message: message.clone(),
+                host: Some(host.clone()),
+            }]
+        }
+        AgentError::Refused { detail, .. } => {
+            detail.blockers.iter().map(|message| blocker(message, Some(host))).collect()
+        }
+    }
+}
+
+/// Keeps the first of equal reasons: figures and agents may name the same one.
+fn deduplicated(blockers: Vec<Blocker>) -> Vec<Blocker> {
+    let mut kept: Vec<Blocker> = Vec::with_capacity(blockers.len());
+    for blocker in blockers {
+        if !kept.iter().any(|known| {
+            known.code == blocker.code
+                && known.host == blocker.host
+                && known.message == blocker.message
+        }) {
+            kept.push(blocker);
+        }
+    }
+    kept
+}
+
+fn needs_of_definition(outline: &Outline) -> Needs {
+    Needs {
+        pin: outline.pin.clone(),
+        required_labels: outline.required_labels.clone(),
+        accelerator: Some(outline.accelerator.clone()),
+        bridges: outline.bridges.iter().cloned().collect(),
+        ..Needs::default()
+    }
+}
+
+fn needs_of_running(
+    planner: &Planner,
+    vm: &VmRow,
+    source: &HostId,
+    description: &SourceDescription,
+) -> Needs {
+    let said = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let outline = Outline::read(&vm.definition).ok();
+    Needs {
+        cluster: Some(planner.parts.inventory.settings(source).cluster),
+        pin: outline.as_ref().and_then(|outline| outline.pin.clone()),
+        required_labels: outline.map(|outline| outline.required_labels).unwrap_or_default(),
+        architecture: None,
+        accelerator: said(&description.accelerator),
+        machine_type: said(&description.resolved_machine),
+        // Whether the model's features are there is the destination's own word.
+        cpu_model: None,
+        bridges: description
+            .nics
+            .iter()
+            .map(|nic| nic.bridge.clone())
+            .filter(|b| !b.is_empty())
+            .collect(),
+    }
+}

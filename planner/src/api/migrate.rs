@@ -1,0 +1,259 @@
+//! Opening and cancelling migrations.
+
+use std::sync::Arc;
+
+use vmferry_planner_core::migration::{
+    AutoConverge, Event, Gates, Migration, Opening, Refusal, Terms,
+};
+use vmferry_proto::v1;
+use vmferry_types::{
+    BytesPerSec, HostId, MigrationId, MigrationType, Millis, PowerState, RequestId, Timestamp,
+};
+
+use super::{ApiError, migration_id, too_late};
+use crate::admission::{self, Found};
+use crate::planner::{Drives, Planner, fresh_admission};
+use crate::store::{Admission, Commit, Grant, MigrationRow, NewMigration, Notes, Refused, VmRow};
+use crate::{clock, view};
+
+/// One megabit per second, in bytes per second.
+const MEGABIT: u64 = 125_000;
+/// Another admission may take the room between preflight and the transaction; then it is looked
+/// for again, but not for ever.
+const ATTEMPTS: u32 = 3;
+
+impl Planner {
+    /// Accepts a migration: checks it, and answers as soon as it is a row.
+    ///
+    /// # Errors
+    ///
+    /// Says everything that is in the way.
+    pub async fn migrate_vm(
+        self: &Arc<Self>,
+        asked: v1::MigrateVmRequest,
+    ) -> Result<v1::Migration, ApiError> {
+        let request = request_id(&asked.request_id)?;
+        if let Some(request) = &request
+            && let Some(row) = self.store().migration_of_request(request).await?
+        {
+            return view::migration(self, &row).await;
+        }
+        let terms = self.terms(&asked)?;
+        let method = method(&asked)?;
+        let vm = self.resolve_vm("vm_name", &asked.vm_name).await?;
+        let (source, generation) = movable(&vm)?;
+        let id = fresh_admission();
+        let migration = Migration::open(Opening {
+            id,
+            vm: vm.id,
+            source: source.clone(),
+            method,
+            terms,
+            generation,
+            deadline: self.queue_deadline(&asked),
+        })
+        .map_err(|error| ApiError::Invalid { field: "method", problem: error.to_string() })?;
+        let demand = admission::demand_on(self, &vm);
+        let notes = Notes {
+            memory_bytes: demand.memory.value(),
+            cpu_milli: demand.cpu.value(),
+            asked,
+            ..Notes::default()
+        };
+        let row = self.admit(&vm, migration, request, notes).await?;
+        view::migration(self, &row).await
+    }
+
+    /// Finds a destination and writes the row; queues it if there is no room now.
+    async fn admit(
+        self: &Arc<Self>,
+        vm: &VmRow,
+        migration: Migration,
+        request: Option<String>,
+        notes: Notes,
+    ) -> Result<MigrationRow, ApiError> {
+        let asked = migration.terms.asked_destination.clone();
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let found = admission::destination(self, vm, &migration.source, asked.as_ref()).await?;
+            let grant: Result<Grant, String> = match found {
+                Found::Destination(grant) => Ok(grant),
+                Found::Wait { note, .. } => Err(note),
+                Found::Never { blockers } => return Err(ApiError::Blocked { blockers }),
+            };
+            let new = NewMigration {
+                migration: migration.clone(),
+                vm_name: vm.name.clone(),
+                request: request.clone(),
+                notes: notes.clone(),
+                grant,
+            };
+            let faults = &self.parts.faults;
+            faults.pass("before_commit", "admitted").await;
+            match self.store().admit(&new, clock::now_us()).await? {
+                Admission::Admitted(row) => {
+                    faults.pass("after_commit", "admitted").await;
+                    tracing::info!(migration_id = %row.migration.id, vm_id = %vm.id,
+                        phase = row.migration.label().label(), "migration opened");
+                    self.take_up(&row);
+                    return Ok(*row);
+                }
+                Admission::Known(row) => return Ok(*row),
+                Admission::Refused(refused) => {
+                    let again = refused.is_transient() && asked.is_none() && attempt < ATTEMPTS;
+                    if !again {
+                        return Err(refused.into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives a row to whoever takes it further.
+    pub(crate) fn take_up(self: &Arc<Self>, row: &MigrationRow) {
+        if row.migration.destination().is_some() && row.ended_us.is_none() {
+            self.drive(row.migration.id, Drives::Migration);
+        } else {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Asks to take a migration back.
+    ///
+    /// # Errors
+    ///
+    /// Says so if the guest is past the point where that could be granted.
+    pub async fn cancel_migration(self: &Arc<Self>, id: &str) -> Result<v1::Migration, ApiError> {
+        let id = migration_id(id)?;
+        loop {
+            let row = self.migration_row(id).await?;
+            let entries = match row.migration.advance(Event::CancelRequested) {
+                Ok(entries) => entries,
+                Err(Refusal::Stale) => return view::migration(self, &row).await,
+                Err(refusal @ (Refusal::TooLate | Refusal::Illegal)) => {
+                    return Err(too_late(&row, refusal));
+                }
+            };
+            match self.store().commit(&row, &entries, &row.notes, clock::now_us()).await? {
+                Commit::Raced => {}
+                Commit::Done(after) => {
+                    tracing::info!(migration_id = %id, phase = after.migration.label().label(),
+                        event = "cancel_requested", "phase changed");
+                    self.nudge(id);
+                    self.take_up(&after);
+                    return view::migration(self, &after).await;
+                }
+            }
+        }
+    }
+
+    pub(super) async fn migration_row(&self, id: MigrationId) -> Result<MigrationRow, ApiError> {
+        self.store()
+            .migration(id)
+            .await?
+            .ok_or_else(|| ApiError::NotFound { kind: "migration", name: id.to_string() })
+    }
+
+    fn terms(&self, asked: &v1::MigrateVmRequest) -> Result<Terms, ApiError> {
+        let defaults = &self.parts.config.migration;
+        let or = |asked: u64, default: std::time::Duration| {
+            if asked == 0 {
+                Millis(u64::try_from(default.as_millis()).unwrap_or(u64::MAX))
+            } else {
+                Millis(asked)
+            }
+        };
+        if asked.compress {
+            return Err(ApiError::Invalid {
+                field: "compress",
+                problem: "is not available yet; leave it out".to_owned(),
+            });
+        }
+        let max_bandwidth =
+            asked.bandwidth_mbps.checked_mul(MEGABIT).filter(|rate| i64::try_from(*rate).is_ok());
+        let max_bandwidth = max_bandwidth.ok_or_else(|| ApiError::Invalid {
+            field: "bandwidth_mbps",
+            problem: format!("{} is more than any link carries", asked.bandwidth_mbps),
+        })?;
+        let asked_destination = if asked.target_host.is_empty() {
+            None
+        } else {
+            Some(self.resolve_host("target_host", &asked.target_host)?)
+        };
+        Ok(Terms {
+            asked_destination,
+            hold_limit: or(asked.hold_limit_ms, defaults.hold_limit),
+            downtime_limit: or(asked.downtime_limit_ms, defaults.downtime_limit),
+            transfer_timeout: or(asked.timeout_ms, defaults.transfer_timeout),
+            stall_limit: or(0, defaults.stall_limit),
+            switchover_limit: or(0, defaults.switchover_limit),
+            max_bandwidth: BytesPerSec(max_bandwidth),
+            auto_converge: if asked.auto_converge || defaults.auto_converge {
+                AutoConverge::On
+            } else {
+                AutoConverge::Off
+            },
+            gates: Gates::OPEN,
+        })
+    }
+
+    fn queue_deadline(&self, asked: &v1::MigrateVmRequest) -> Timestamp {
+        let wait = if asked.queue_deadline_ms == 0 {
+            u64::try_from(self.parts.config.policy.queue_deadline.as_millis()).unwrap_or(u64::MAX)
+        } else {
+            asked.queue_deadline_ms
+        };
+        Timestamp(clock::now().value().saturating_add(wait))
+    }
+}
+
+/// Reads a caller's request id: a UUID, or nothing.
+pub(super) fn request_id(text: &str) -> Result<Option<String>, ApiError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse::<RequestId>()
+        .map(|id| Some(id.to_string()))
+        .map_err(|error| ApiError::Invalid { field: "request_id", problem: error.to_string() })
+}
+
+fn method(asked: &v1::MigrateVmRequest) -> Result<vmferry_types::Method, ApiError> {
+    use vmferry_types::Method;
+    let kind = if asked.migration_type.is_empty() {
+        MigrationType::Live
+    } else {
+        MigrationType::from_label(&asked.migration_type).ok_or_else(|| ApiError::Invalid {
+            field: "migration_type",
+            problem: format!("`{}` is none of live, offline, storage", asked.migration_type),
+        })?
+    };
+    if !asked.method.is_empty() {
+        return Method::from_label(&asked.method).ok_or_else(|| ApiError::Invalid {
+            field: "method",
+            problem: format!(
+                "`{}` is none of precopy, postcopy, snapshot, cold, disk_copy",
+                asked.method
+            ),
+        });
+    }
+    match kind {
+        MigrationType::Live => Ok(Method::Precopy),
+        MigrationType::Offline => Ok(Method::Cold),
+        MigrationType::Storage => Err(ApiError::Invalid {
+            field: "migration_type",
+            problem: "storage is not available yet: use live".to_owned(),
+        }),
+    }
+}
+
+/// Returns where a VM runs and under which generation, if it can move at all.
+fn movable(vm: &VmRow) -> Result<(HostId, vmferry_types::Generation), ApiError> {
+    if let Some(admission) = vm.admission {
+        return Err(Refused::InFlight { admission }.into());
+    }
+    match (&vm.power, &vm.host) {
+        (PowerState::Running, Some(host)) => Ok((host.clone(), vm.generation)),
+        (power, _) => Err(Refused::Power { power: *power }.into()),
+    }
+}

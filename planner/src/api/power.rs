@@ -1,0 +1,222 @@
+//! Defining, starting and stopping VMs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmferry_proto::v1;
+use vmferry_types::{Claim, Generation, HostId, PowerState};
+
+use super::ApiError;
+use super::migrate::request_id;
+use crate::admission::{self, Found};
+use crate::definition::{self, Outline};
+use crate::planner::{Drives, Planner, fresh_admission, fresh_vm};
+use crate::store::{
+    AdmitPower, Defined, NewPower, PowerAction, PowerKind, PowerPhase, Refused, Room, VmRow,
+};
+use crate::{clock, view};
+
+impl Planner {
+    /// Defines a VM if it is new, places it and starts it.
+    ///
+    /// # Errors
+    ///
+    /// Says everything that is in the way.
+    pub async fn start_vm(self: &Arc<Self>, asked: v1::StartVmRequest) -> Result<v1::Vm, ApiError> {
+        let request = request_id(&asked.request_id)?;
+        let vm = self.vm_to_start(&asked).await?;
+        let host = if asked.host.is_empty() {
+            None
+        } else {
+            Some(self.resolve_host("host", &asked.host)?)
+        };
+        if vm.admission.is_none() && vm.power == PowerState::Running {
+            // Asking for what is so already is no error, as long as it is so where it was asked.
+            if host.is_none() || host == vm.host {
+                return view::vm(self, &vm).await;
+            }
+            return Err(Refused::Power { power: vm.power }.into());
+        }
+        let action = match (vm.admission, vm.power) {
+            // The same start is under way.
+            (Some(admission), PowerState::Starting) => self.store().power(admission).await?,
+            _ => None,
+        };
+        let action = match action {
+            Some(action) => action,
+            None => self.admit_start(&vm, host.as_ref(), request).await?,
+        };
+        self.drive(action.id, Drives::Power);
+        self.after(action, asked.wait_ms).await
+    }
+
+    /// Stops a running VM.
+    ///
+    /// # Errors
+    ///
+    /// Says why it cannot be stopped now.
+    pub async fn stop_vm(self: &Arc<Self>, asked: v1::StopVmRequest) -> Result<v1::Vm, ApiError> {
+        /// As long as a guest that shuts down in order may need.
+        const DEADLINE_MS: u64 = 120_000;
+        let how = match asked.how.as_str() {
+            "" | "powerdown" => "powerdown",
+            "quit" => "quit",
+            other => {
+                return Err(ApiError::Invalid {
+                    field: "how",
+                    problem: format!("`{other}` is none of powerdown, quit"),
+                });
+            }
+        };
+        let vm = self.resolve_vm("vm", &asked.vm).await?;
+        if vm.admission.is_none() && matches!(vm.power, PowerState::Stopped) {
+            return view::vm(self, &vm).await;
+        }
+        let Some(host) = vm.host.clone() else {
+            return Err(Refused::Power { power: vm.power }.into());
+        };
+        let new = NewPower {
+            id: fresh_admission(),
+            request: None,
+            vm: vm.id,
+            host,
+            kind: PowerKind::Stop,
+            how: how.to_owned(),
+            deadline_ms: if asked.deadline_ms == 0 { DEADLINE_MS } else { asked.deadline_ms },
+            memory: vm.memory,
+            cpu: vm.cpu,
+            room: Room::new(|_| Ok(())),
+        };
+        let action = match self.store().admit_power(&new, clock::now_us()).await? {
+            AdmitPower::Admitted(action) | AdmitPower::Known(action) => action,
+            AdmitPower::Refused(Refused::InFlight { admission })
+                if vm.power == PowerState::Stopping =>
+            {
+                let known = self.store().power(admission).await?;
+                known.ok_or(Refused::InFlight { admission })?
+            }
+            AdmitPower::Refused(refused) => return Err(refused.into()),
+        };
+        self.drive(action.id, Drives::Power);
+        self.after(action, asked.wait_ms).await
+    }
+
+    /// Finds the VM that is asked for, or writes the one that is described.
+    async fn vm_to_start(&self, asked: &v1::StartVmRequest) -> Result<VmRow, ApiError> {
+        match (asked.vm.is_empty(), asked.definition.is_empty()) {
+            (false, true) => self.resolve_vm("vm", &asked.vm).await,
+            (_, false) => self.define(&asked.vm, &asked.definition).await,
+            (true, true) => Err(ApiError::Invalid {
+                field: "vm",
+                problem: "give the name or id of a known VM, or a definition".to_owned(),
+            }),
+        }
+    }
+
+    async fn define(&self, name: &str, text: &str) -> Result<VmRow, ApiError> {
+        let invalid = |error: definition::DefinitionError| ApiError::Invalid {
+            field: "definition",
+            problem: format!("{} {}", error.field, error.problem),
+        };
+        let text = definition::with_identity(text, fresh_vm()).map_err(invalid)?;
+        let outline = Outline::read(&text).map_err(invalid)?;
+        if !name.is_empty() && name != outline.name && name != outline.id.to_string() {
+            return Err(ApiError::Invalid {
+                field: "vm",
+                problem: format!("`{name}` is not the VM of the definition, `{}`", outline.name),
+            });
+        }
+        let row = VmRow {
+            id: outline.id,
+            name: outline.name.clone(),
+            host: None,
+            power: PowerState::Stopped,
+            generation: Generation::from_stored(0),
+            claim: Claim::from_stored(0),
+            admission: None,
+            error: String::new(),
+            definition: text,
+            resolved_machine: String::new(),
+            memory: outline.memory,
+            cpu: outline.cpu,
+        };
+        match self.store().define_vm(&row, clock::now()).await? {
+            Defined::New => Ok(row),
+            // The same text again is the same VM.
+            Defined::Taken(known) if known.id == row.id && known.definition == row.definition => {
+                Ok(known)
+            }
+            Defined::Taken(known) if known.id == row.id => {
+                Err(ApiError::Taken { field: "uuid", value: row.id.to_string(), vm: known.id })
+            }
+            Defined::Taken(known) => {
+                Err(ApiError::Taken { field: "name", value: row.name, vm: known.id })
+            }
+        }
+    }
+
+    async fn admit_start(
+        &self,
+        vm: &VmRow,
+        asked: Option<&HostId>,
+        request: Option<String>,
+    ) -> Result<PowerAction, ApiError> {
+        let outline = Outline::read(&vm.definition).map_err(|error| ApiError::Invalid {
+            field: "definition",
+            problem: format!("{} {}", error.field, error.problem),
+        })?;
+        let grant = match admission::start_host(self, vm, &outline, asked).await? {
+            Found::Destination(grant) => grant,
+            Found::Wait { note, blockers } => return Err(ApiError::NoRoom { note, blockers }),
+            Found::Never { blockers } => return Err(ApiError::Blocked { blockers }),
+        };
+        let new = NewPower {
+            id: fresh_admission(),
+            request,
+            vm: vm.id,
+            host: grant.destination,
+            kind: PowerKind::Start,
+            how: String::new(),
+            deadline_ms: 0,
+            memory: outline.memory,
+            cpu: outline.cpu,
+            room: grant.room,
+        };
+        match self.store().admit_power(&new, clock::now_us()).await? {
+            AdmitPower::Admitted(action) | AdmitPower::Known(action) => Ok(action),
+            AdmitPower::Refused(refused) => Err(refused.into()),
+        }
+    }
+
+    /// Waits for a start or stop as long as asked, and answers with the VM.
+    async fn after(&self, action: PowerAction, wait_ms: u64) -> Result<v1::Vm, ApiError> {
+        let mut changes = self.power_changes();
+        let deadline = tokio::time::sleep(Duration::from_millis(wait_ms));
+        tokio::pin!(deadline);
+        let mut action = action;
+        while action.phase == PowerPhase::Open && wait_ms > 0 {
+            tokio::select! {
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        break;
+                    }
+                }
+                () = &mut deadline => break,
+            }
+            if let Some(known) = self.store().power(action.id).await? {
+                action = known;
+            }
+        }
+        let vm = self.store().vm(action.vm).await?;
+        let vm =
+            vm.ok_or_else(|| ApiError::NotFound { kind: "VM", name: action.vm.to_string() })?;
+        if action.phase == PowerPhase::Failed {
+            return Err(ApiError::Failed {
+                what: action.kind.label(),
+                vm: vm.name,
+                error: action.record.error,
+            });
+        }
+        view::vm(self, &vm).await
+    }
+}

@@ -1,0 +1,214 @@
+//! Looking.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream, StreamExt as _};
+use vmferry_proto::v1;
+use vmferry_types::{HostId, MigrationId, VmId};
+
+use super::{ApiError, migration_id};
+use crate::planner::Planner;
+use crate::store::{Filter, OnlyOpen, VmRow};
+use crate::{clock, view};
+
+/// Watchers are told of changes at most this often; several times a second is what eyes follow.
+const WATCH_PACE: Duration = Duration::from_millis(100);
+/// A watcher is told this often though nothing changed, so that ages move on.
+const WATCH_IDLE: Duration = Duration::from_secs(1);
+/// As many migrations as a list shows if no limit is asked for.
+const LIST_LIMIT: u32 = 1000;
+
+impl Planner {
+    /// Takes an agent's report.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn report(&self, report: v1::HostReport) -> Result<v1::ReportReply, ApiError> {
+        let reply = self.parts.inventory.report(self.store(), report, clock::now()).await?;
+        self.wake.notify_one();
+        Ok(reply)
+    }
+
+    /// Lists all hosts.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn list_hosts(&self) -> Result<v1::ListHostsReply, ApiError> {
+        Ok(v1::ListHostsReply { hosts: view::hosts(self).await? })
+    }
+
+    /// Shows one host, by name or id.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none.
+    pub async fn get_host(&self, name: &str) -> Result<v1::Host, ApiError> {
+        let id = self.resolve_host("host", name)?;
+        let not_found = || ApiError::NotFound { kind: "host", name: name.to_owned() };
+        view::hosts(self)
+            .await?
+            .into_iter()
+            .find(|host| host.id == id.as_str())
+            .ok_or_else(not_found)
+    }
+
+    /// Lists VMs, of all hosts or one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such host.
+    pub async fn list_vms(&self, host: &str) -> Result<v1::ListVmsReply, ApiError> {
+        let host = if host.is_empty() { None } else { Some(self.resolve_host("host", host)?) };
+        let rows = self.store().vms().await?;
+        let mut vms = Vec::new();
+        for row in rows.iter().filter(|row| host.is_none() || row.host == host) {
+            vms.push(view::vm(self, row).await?);
+        }
+        Ok(v1::ListVmsReply { vms })
+    }
+
+    /// Shows one VM, by name or id.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none, or several of that name.
+    pub async fn get_vm(&self, name: &str) -> Result<v1::Vm, ApiError> {
+        let row = self.resolve_vm("vm", name).await?;
+        view::vm(self, &row).await
+    }
+
+    /// Lists migrations, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such VM.
+    pub async fn list_migrations(
+        &self,
+        asked: &v1::ListMigrationsRequest,
+    ) -> Result<v1::ListMigrationsReply, ApiError> {
+        let vm = if asked.vm.is_empty() {
+            None
+        } else {
+            Some(self.resolve_vm("vm", &asked.vm).await?.id)
+        };
+        let open = if asked.open || asked.stuck { OnlyOpen::Open } else { OnlyOpen::All };
+        let limit = if asked.limit == 0 { LIST_LIMIT } else { asked.limit };
+        let rows = self.store().migrations(&Filter { vm, open, limit }).await?;
+        let mut migrations: Vec<v1::Migration> =
+            rows.iter().map(|row| view::summary(self, row)).collect();
+        if asked.stuck {
+            migrations.retain(|migration| migration.stuck.is_some());
+        }
+        Ok(v1::ListMigrationsReply { migrations })
+    }
+
+    /// Shows one migration with its log.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none.
+    pub async fn get_migration(&self, id: &str) -> Result<v1::Migration, ApiError> {
+        let row = self.migration_row(migration_id(id)?).await?;
+        view::migration(self, &row).await
+    }
+
+    /// Streams one migration: at once, at each change, and while data crosses; ends after its last
+    /// phase.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none.
+    pub async fn watch_migration(
+        self: &Arc<Self>,
+        id: &str,
+    ) -> Result<BoxStream<'static, Result<v1::Migration, ApiError>>, ApiError> {
+        let id = migration_id(id)?;
+        let bell = self.live.subscribe(id);
+        let first = self.migration_row(id).await?;
+        let first = view::migration(self, &first).await?;
+        let watching = Watching { planner: Arc::clone(self), id, bell, last: first.clone() };
+        let rest = stream::unfold(Some(watching), next_change);
+        Ok(stream::once(async move { Ok(first) }).chain(rest).boxed())
+    }
+
+    /// Finds a VM by id, or else by name.
+    pub(super) async fn resolve_vm(
+        &self,
+        field: &'static str,
+        name: &str,
+    ) -> Result<VmRow, ApiError> {
+        if name.is_empty() {
+            return Err(ApiError::Invalid { field, problem: "is missing".to_owned() });
+        }
+        if let Ok(id) = name.parse::<VmId>()
+            && let Some(vm) = self.store().vm(id).await?
+        {
+            return Ok(vm);
+        }
+        let mut named = self.store().vms_named(name).await?;
+        match named.len() {
+            0 => Err(ApiError::NotFound { kind: "VM", name: name.to_owned() }),
+            1 => Ok(named.remove(0)),
+            count => Err(ApiError::Ambiguous { name: name.to_owned(), count }),
+        }
+    }
+
+    /// Finds a host by id, or else by display name.
+    pub(super) fn resolve_host(&self, field: &'static str, name: &str) -> Result<HostId, ApiError> {
+        if name.is_empty() {
+            return Err(ApiError::Invalid { field, problem: "is missing".to_owned() });
+        }
+        self.parts
+            .inventory
+            .resolve(name)
+            .ok_or_else(|| ApiError::NotFound { kind: "host", name: name.to_owned() })
+    }
+}
+
+struct Watching {
+    planner: Arc<Planner>,
+    id: MigrationId,
+    bell: tokio::sync::watch::Receiver<u64>,
+    last: v1::Migration,
+}
+
+/// Waits for the next difference that is worth telling; `None` once nothing more will happen.
+async fn next_change(
+    watching: Option<Watching>,
+) -> Option<(Result<v1::Migration, ApiError>, Option<Watching>)> {
+    let mut watching = watching?;
+    if !watching.last.completed.is_empty() {
+        return None;
+    }
+    tokio::select! {
+        changed = watching.bell.changed() => { changed.ok()?; }
+        () = tokio::time::sleep(WATCH_IDLE) => {}
+        () = watching.planner.parts.shutdown.requested() => return None,
+    }
+    let pace = tokio::time::sleep(WATCH_PACE);
+    tokio::pin!(pace);
+    let mut due = false;
+    loop {
+        let now = match look(&watching).await {
+            Ok(now) => now,
+            Err(error) => return Some((Err(error), None)),
+        };
+        // A phase is told at once; figures only as fast as anyone looks.
+        if due || now.seq != watching.last.seq || !now.completed.is_empty() {
+            watching.last = now.clone();
+            return Some((Ok(now), Some(watching)));
+        }
+        tokio::select! {
+            () = &mut pace => due = true,
+            changed = watching.bell.changed() => { changed.ok()?; }
+        }
+    }
+}
+
+async fn look(watching: &Watching) -> Result<v1::Migration, ApiError> {
+    let row = watching.planner.migration_row(watching.id).await?;
+    view::migration(&watching.planner, &row).await
+}

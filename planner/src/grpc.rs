@@ -1,0 +1,150 @@
+//! The API over gRPC: decode, call, encode.
+
+use std::sync::Arc;
+
+use futures::stream::{BoxStream, StreamExt as _};
+use prost::Message as _;
+use tonic::{Code, Request, Response, Status};
+use vmferry_proto::v1;
+use vmferry_proto::v1::planner_server::Planner as PlannerService;
+
+use crate::api::{ApiError, Kind};
+use crate::planner::Planner;
+use crate::telemetry::Chain;
+use crate::view;
+
+/// Serves one planner.
+#[derive(Clone, Debug)]
+pub struct Service {
+    planner: Arc<Planner>,
+}
+
+impl Service {
+    /// Serves `planner`.
+    #[must_use]
+    pub const fn new(planner: Arc<Planner>) -> Self {
+        Self { planner }
+    }
+}
+
+/// Writes a failure as the detail that goes with it on every edge.
+#[must_use]
+pub fn detail(error: &ApiError) -> v1::ErrorDetail {
+    v1::ErrorDetail {
+        code: error.code().to_owned(),
+        field: error.field().to_owned(),
+        blockers: error.blockers().iter().map(view::blocker).collect(),
+        ..v1::ErrorDetail::default()
+    }
+}
+
+/// Writes a failure in gRPC's words. Ours are logged here, once.
+fn status(error: &ApiError) -> Status {
+    let code = match error.kind() {
+        Kind::Invalid => Code::InvalidArgument,
+        Kind::NotFound => Code::NotFound,
+        Kind::Conflict => Code::FailedPrecondition,
+        Kind::Capacity => Code::ResourceExhausted,
+        Kind::Unavailable => Code::Unavailable,
+        Kind::Internal => {
+            tracing::error!(error = %Chain(error), "request failed");
+            Code::Internal
+        }
+    };
+    Status::with_details(code, Chain(error).to_string(), detail(error).encode_to_vec().into())
+}
+
+fn reply<T>(result: Result<T, ApiError>) -> Result<Response<T>, Status> {
+    result.map(Response::new).map_err(|error| status(&error))
+}
+
+#[tonic::async_trait]
+impl PlannerService for Service {
+    type WatchMigrationStream = BoxStream<'static, Result<v1::Migration, Status>>;
+
+    async fn report(
+        &self,
+        request: Request<v1::HostReport>,
+    ) -> Result<Response<v1::ReportReply>, Status> {
+        reply(self.planner.report(request.into_inner()).await)
+    }
+
+    async fn list_hosts(
+        &self,
+        _request: Request<v1::ListHostsRequest>,
+    ) -> Result<Response<v1::ListHostsReply>, Status> {
+        reply(self.planner.list_hosts().await)
+    }
+
+    async fn get_host(
+        &self,
+        request: Request<v1::GetHostRequest>,
+    ) -> Result<Response<v1::Host>, Status> {
+        reply(self.planner.get_host(&request.into_inner().host).await)
+    }
+
+    async fn list_vms(
+        &self,
+        request: Request<v1::ListVmsRequest>,
+    ) -> Result<Response<v1::ListVmsReply>, Status> {
+        reply(self.planner.list_vms(&request.into_inner().host).await)
+    }
+
+    async fn get_vm(&self, request: Request<v1::GetVmRequest>) -> Result<Response<v1::Vm>, Status> {
+        reply(self.planner.get_vm(&request.into_inner().vm).await)
+    }
+
+    async fn start_vm(
+        &self,
+        request: Request<v1::StartVmRequest>,
+    ) -> Result<Response<v1::Vm>, Status> {
+        reply(self.planner.start_vm(request.into_inner()).await)
+    }
+
+    async fn stop_vm(
+        &self,
+        request: Request<v1::StopVmRequest>,
+    ) -> Result<Response<v1::Vm>, Status> {
+        reply(self.planner.stop_vm(request.into_inner()).await)
+    }
+
+    async fn migrate_vm(
+        &self,
+        request: Request<v1::MigrateVmRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.migrate_vm(request.into_inner()).await)
+    }
+
+    async fn list_migrations(
+        &self,
+        request: Request<v1::ListMigrationsRequest>,
+    ) -> Result<Response<v1::ListMigrationsReply>, Status> {
+        reply(self.planner.list_migrations(&request.into_inner()).await)
+    }
+
+    async fn get_migration(
+        &self,
+        request: Request<v1::GetMigrationRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.get_migration(&request.into_inner().id).await)
+    }
+
+    async fn cancel_migration(
+        &self,
+        request: Request<v1::CancelMigrationRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.cancel_migration(&request.into_inner().id).await)
+    }
+
+    async fn watch_migration(
+        &self,
+        request: Request<v1::GetMigrationRequest>,
+    ) -> Result<Response<Self::WatchMigrationStream>, Status> {
+        let stream = self
+            .planner
+            .watch_migration(&request.into_inner().id)
+            .await
+            .map_err(|error| status(&error))?;
+        Ok(Response::new(stream.map(|item| item.map_err(|error| status(&error))).boxed()))
+    }
+}

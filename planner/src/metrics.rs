@@ -1,0 +1,105 @@
+//! What the planner shows to Prometheus: levels read from rows and reports when they are asked for,
+//! so that nothing stale is ever shown.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use vmferry_planner_core::capacity::figures;
+use vmferry_planner_core::fleet::Fleet;
+use vmferry_types::PhaseLabel;
+
+use crate::api::ApiError;
+use crate::clock;
+use crate::inventory::snapshot;
+use crate::planner::Planner;
+use crate::store::{Filter, MigrationRow, OnlyOpen};
+use crate::view;
+
+/// The one label of gauges that have one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Host {
+    host: String,
+}
+
+type ByHost = Family<Host, Gauge<f64, AtomicU64>>;
+
+/// Writes all metrics as text.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn render(planner: &Planner) -> Result<String, ApiError> {
+    let open = Filter { open: OnlyOpen::Open, ..Filter::default() };
+    let rows = planner.store().migrations(&open).await?;
+    let parts = &planner.parts;
+    let fleet =
+        snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await?;
+    let mut registry = Registry::with_prefix("vmferry");
+    migrations(&mut registry, planner, &rows);
+    hosts(&mut registry, &fleet);
+    let mut out = String::new();
+    // Writing into a String does not fail; if it did, what is there is still true.
+    if text::encode(&mut out, &registry).is_err() {
+        out.push_str("# EOF\n");
+    }
+    Ok(out)
+}
+
+fn migrations(registry: &mut Registry, planner: &Planner, rows: &[MigrationRow]) {
+    let phases = Family::<Phase, Gauge>::default();
+    for phase in PhaseLabel::ALL.iter().filter(|phase| !phase.is_terminal()) {
+        phases.get_or_create(&Phase { phase: phase.label() }).set(0);
+    }
+    let (stuck, still): (Gauge, Gauge<f64, AtomicU64>) = (Gauge::default(), Gauge::default());
+    let mut still_max: u64 = 0;
+    for row in rows {
+        phases.get_or_create(&Phase { phase: row.migration.label().label() }).inc();
+        let live = planner.live.seen(row.migration.id);
+        if view::stuck(row, &live).is_some() {
+            stuck.inc();
+        }
+        still_max = still_max.max(view::still_ms(row, &live));
+    }
+    still.set(seconds(still_max));
+    registry.register("migrations_open", "Migrations that still owe something, by phase", phases);
+    registry.register("migrations_stuck", "Migrations that do not get on by themselves", stuck);
+    registry.register(
+        "guest_still_seconds_max",
+        "How long the guest that stands still longest has done so, in seconds",
+        still,
+    );
+}
+
+fn hosts(registry: &mut Registry, fleet: &Fleet) {
+    let (age, free, total) = (ByHost::default(), ByHost::default(), ByHost::default());
+    for host in fleet.hosts.values() {
+        let label = Host { host: host.id.to_string() };
+        if let Some(report) = &host.report {
+            age.get_or_create(&label).set(seconds(fleet.now.since(report.at).value()));
+        }
+        if let Ok(figures) = figures(host, &fleet.policy) {
+            free.get_or_create(&label).set(amount(figures.free_memory.value()));
+            total.get_or_create(&label).set(amount(figures.total_memory.value()));
+        }
+    }
+    registry.register("report_age_seconds", "Age of each host's last report, in seconds", age);
+    registry.register("host_memory_free_bytes", "Memory that may still be promised", free);
+    registry.register("host_memory_total_bytes", "Memory of the host", total);
+}
+
+fn seconds(ms: u64) -> f64 {
+    amount(ms) / 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a display: 53 bits are enough of any amount")]
+fn amount(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,163 @@
+//! The API over HTTP: the proto messages as JSON.
+
+mod error;
+mod events;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use vmferry_proto::v1;
+
+use self::error::RestError;
+use crate::planner::Planner;
+
+/// Definitions are a few KiB; nothing here needs more.
+const BODY_MAX: usize = 1 << 20;
+
+type Answer<T> = Result<axum::Json<T>, RestError>;
+type Shared = State<Arc<Planner>>;
+
+/// Returns all routes.
+pub fn router(planner: Arc<Planner>) -> Router {
+    Router::new()
+        .route("/api/hosts", get(hosts))
+        .route("/api/hosts/{id}", get(host))
+        .route("/api/vms", get(vms).post(start_new))
+        .route("/api/vms/{name}", get(vm))
+        .route("/api/vms/{name}/start", post(start))
+        .route("/api/vms/{name}/stop", post(stop))
+        .route("/api/migrations", get(migrations).post(migrate))
+        .route("/api/migrations/{id}", get(migration))
+        .route("/api/migrations/{id}/events", get(events::migration))
+        .route("/api/migrations/{id}/cancel", post(cancel))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .fallback(|| async { RestError::no_route() })
+        .method_not_allowed_fallback(|| async { RestError::no_method() })
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .with_state(planner)
+}
+
+/// Reads a body: JSON of the message, or nothing for one without mandatory fields.
+fn read<T: DeserializeOwned + Default>(body: &Bytes) -> Result<T, RestError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(body).map_err(|error| RestError::body(&error))
+}
+
+async fn hosts(State(planner): Shared) -> Answer<v1::ListHostsReply> {
+    Ok(axum::Json(planner.list_hosts().await?))
+}
+
+async fn host(State(planner): Shared, Path(id): Path<String>) -> Answer<v1::Host> {
+    Ok(axum::Json(planner.get_host(&id).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VmQuery {
+    #[serde(default)]
+    host: String,
+}
+
+async fn vms(
+    State(planner): Shared,
+    query: Result<Query<VmQuery>, axum::extract::rejection::QueryRejection>,
+) -> Answer<v1::ListVmsReply> {
+    let Query(query) = query.map_err(|rejection| RestError::query(&rejection))?;
+    Ok(axum::Json(planner.list_vms(&query.host).await?))
+}
+
+async fn vm(State(planner): Shared, Path(name): Path<String>) -> Answer<v1::Vm> {
+    Ok(axum::Json(planner.get_vm(&name).await?))
+}
+
+/// Answers 202 while the start or stop is under way.
+fn accepted(vm: v1::Vm) -> Response {
+    let under_way = matches!(vm.power.as_str(), "starting" | "stopping");
+    let status = if under_way { StatusCode::ACCEPTED } else { StatusCode::OK };
+    (status, axum::Json(vm)).into_response()
+}
+
+async fn start_new(State(planner): Shared, body: Bytes) -> Result<Response, RestError> {
+    let asked: v1::StartVmRequest = read(&body)?;
+    Ok(accepted(planner.start_vm(asked).await?))
+}
+
+async fn start(
+    State(planner): Shared,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Result<Response, RestError> {
+    let mut asked: v1::StartVmRequest = read(&body)?;
+    asked.vm = name;
+    Ok(accepted(planner.start_vm(asked).await?))
+}
+
+async fn stop(
+    State(planner): Shared,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Result<Response, RestError> {
+    let mut asked: v1::StopVmRequest = read(&body)?;
+    asked.vm = name;
+    Ok(accepted(planner.stop_vm(asked).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+struct MigrationQuery {
+    vm: String,
+    open: bool,
+    stuck: bool,
+    limit: u32,
+}
+
+async fn migrations(
+    State(planner): Shared,
+    query: Result<Query<MigrationQuery>, axum::extract::rejection::QueryRejection>,
+) -> Answer<v1::ListMigrationsReply> {
+    let Query(MigrationQuery { vm, open, stuck, limit }) =
+        query.map_err(|rejection| RestError::query(&rejection))?;
+    let asked = v1::ListMigrationsRequest { vm, open, stuck, limit };
+    Ok(axum::Json(planner.list_migrations(&asked).await?))
+}
+
+async fn migrate(State(planner): Shared, body: Bytes) -> Result<Response, RestError> {
+    let asked: v1::MigrateVmRequest = read(&body)?;
+    let migration = planner.migrate_vm(asked).await?;
+    let location = format!("/api/migrations/{}", migration.id);
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], axum::Json(migration))
+        .into_response())
+}
+
+async fn migration(State(planner): Shared, Path(id): Path<String>) -> Answer<v1::Migration> {
+    Ok(axum::Json(planner.get_migration(&id).await?))
+}
+
+async fn cancel(State(planner): Shared, Path(id): Path<String>) -> Result<Response, RestError> {
+    let migration = planner.cancel_migration(&id).await?;
+    Ok((StatusCode::ACCEPTED, axum::Json(migration)).into_response())
+}
+
+async fn metrics(State(planner): Shared) -> Result<Response, RestError> {
+    let text = crate::metrics::render(&planner).await?;
+    const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, TEXT)], text).into_response())
+}
+
+/// Ready once the store answers.
+async fn ready(State(planner): Shared) -> Result<&'static str, RestError> {
+    planner.store().hosts().await.map_err(crate::api::ApiError::from)?;
+    Ok("ready\n")
+}

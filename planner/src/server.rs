@@ -1,0 +1,46 @@
+//! Puts the planner on its two ports and sets its own work going.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tracing::error;
+use vmferry_proto::v1::planner_server::PlannerServer;
+
+use crate::planner::Planner;
+use crate::{grpc, reconciler, rest};
+
+/// Agents and clients that vanish are noticed within these.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A host report with thousands of VMs and their definitions stays below it.
+const MESSAGE_MAX: usize = 16 << 20;
+
+/// Serves gRPC and REST, and reconciles, until the planner is told to end.
+pub fn serve(planner: &Arc<Planner>, grpc: TcpListener, rest: TcpListener) {
+    let shutdown = &planner.parts.shutdown;
+    shutdown.spawn(reconciler::run(Arc::clone(planner)));
+    let service = PlannerServer::new(grpc::Service::new(Arc::clone(planner)))
+        .max_decoding_message_size(MESSAGE_MAX);
+    let ending = shutdown.clone();
+    shutdown.spawn(async move {
+        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+        let served = Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            .add_service(service)
+            .serve_with_incoming_shutdown(incoming, async move { ending.requested().await })
+            .await;
+        if let Err(error) = served {
+            error!(%error, "gRPC ended");
+        }
+    });
+    let router = rest::router(Arc::clone(planner));
+    shutdown.spawn(async move {
+        if let Err(error) = axum::serve(rest, router).await {
+            error!(%error, "REST ended");
+        }
+    });
+}

@@ -1,0 +1,87 @@
+//! Hosts as users are shown them.
+
+use std::collections::BTreeMap;
+
+use vmferry_planner_core::capacity::figures;
+use vmferry_planner_core::fleet::{Availability, Fleet, Host};
+use vmferry_planner_core::placement::closed_because;
+use vmferry_proto::v1;
+use vmferry_types::HostId;
+
+use super::{blocker, vm};
+use crate::api::ApiError;
+use crate::clock;
+use crate::inventory::{KnownHost, snapshot};
+use crate::planner::Planner;
+use crate::store::HostRow;
+
+/// Shows all hosts, with their VMs.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
+    let parts = &planner.parts;
+    let fleet =
+        snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await?;
+    let mut vms: BTreeMap<HostId, Vec<v1::Vm>> = BTreeMap::new();
+    for row in planner.store().vms().await? {
+        if let Some(host) = &row.host {
+            vms.entry(host.clone()).or_default().push(vm(planner, &row).await?);
+        }
+    }
+    let mut shown = Vec::new();
+    for (row, heard) in parts.inventory.hosts() {
+        let Some(host) = fleet.hosts.get(&row.id) else { continue };
+        let mut message = one(&fleet, host, &row, heard.as_ref());
+        message.vms = vms.remove(&row.id).unwrap_or_default();
+        shown.push(message);
+    }
+    Ok(shown)
+}
+
+fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> v1::Host {
+    let mut message = v1::Host {
+        id: host.id.to_string(),
+        name: row.name.clone(),
+        cluster: host.policy.cluster.clone(),
+        labels: host.policy.labels.clone(),
+        status: status(host).to_owned(),
+        blockers: closed_because(fleet, host)
+            .iter()
+            .map(|reason| blocker(&reason.blocker(&host.id)))
+            .collect(),
+        agent_address: row.agent_address.clone(),
+        boot_id: row.boot_id.clone(),
+        last_report: clock::rfc3339(row.last_report),
+        ..v1::Host::default()
+    };
+    if let Some(heard) = heard {
+        message.agent_version.clone_from(&heard.report.agent_version);
+        message.last_report = clock::rfc3339(heard.at);
+        message.report_age_ms = fleet.now.since(heard.at).value();
+        message.capabilities.clone_from(&heard.report.capabilities);
+        message.strangers.clone_from(&heard.report.strangers);
+    }
+    if let Ok(figures) = figures(host, &fleet.policy) {
+        message.total_memory_bytes = figures.total_memory.value();
+        message.reserve_memory_bytes = figures.reserve_memory.value();
+        message.observed_memory_bytes = figures.observed_memory.value();
+        message.committed_memory_bytes = figures.committed_memory.value();
+        message.reserved_memory_bytes = figures.reserved_memory.value();
+        message.free_memory_bytes = figures.free_memory.value();
+        message.total_cpu_milli = figures.total_cpu.value();
+        message.free_cpu_milli = figures.free_cpu.value();
+    }
+    message
+}
+
+fn status(host: &Host) -> &'static str {
+    let unreadable = host.report.as_ref().is_some_and(|report| report.unreadable.is_some());
+    match host.availability {
+        Availability::Disconnected => "disconnected",
+        Availability::Learning => "learning",
+        Availability::Connected if unreadable => "unreadable",
+        Availability::Connected => "connected",
+    }
+}

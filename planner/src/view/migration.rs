@@ -1,0 +1,206 @@
+//! Migrations as users are shown them.
+
+use vmferry_planner_core::evidence::{Sides, Times};
+use vmferry_planner_core::migration::{Phase, Switchover};
+use vmferry_planner_core::progress::{Crossed, percent, user_state};
+use vmferry_planner_core::stuck::{Stuck, Trouble, stuck as core_stuck};
+use vmferry_proto::v1;
+use vmferry_types::{Bytes, MigrationType, PhaseLabel, Timestamp};
+
+use crate::api::ApiError;
+use crate::clock;
+use crate::driver::seen::seen;
+use crate::live::Seen;
+use crate::planner::Planner;
+use crate::store::{LogRow, MigrationRow};
+
+/// Shows a migration with its log and the times of its phases.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn migration(planner: &Planner, row: &MigrationRow) -> Result<v1::Migration, ApiError> {
+    let log = planner.store().log(row.migration.id).await?;
+    let mut message = summary(planner, row);
+    message.phases = phases(&log, row.ended_us.unwrap_or_else(clock::now_us));
+    message.log = log
+        .iter()
+        .map(|entry| v1::LogEntry {
+            seq: entry.seq.value(),
+            at: clock::rfc3339_us(entry.at_us),
+            event: entry.event.clone(),
+            phase: entry.phase.label().to_owned(),
+            note: entry.note.clone(),
+        })
+        .collect();
+    Ok(message)
+}
+
+/// Shows a migration without its log.
+#[must_use]
+pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
+    let live = planner.live.seen(row.migration.id);
+    let migration = &row.migration;
+    let transfer = transfer(row, &live);
+    let crossed =
+        Crossed { remaining: Bytes(transfer.bytes_remaining), total: Bytes(transfer.bytes_total) };
+    let stuck = stuck(row, &live);
+    let mut message = v1::Migration {
+        id: migration.id.to_string(),
+        vm_id: migration.vm.to_string(),
+        vm_name: row.vm_name.clone(),
+        source_host: migration.source.to_string(),
+        target_host: migration.destination().map(ToString::to_string).unwrap_or_default(),
+        migration_type: kind(row),
+        method: migration.method.label().to_owned(),
+        state: user_state(&migration.phase).label().to_owned(),
+        phase: migration.label().label().to_owned(),
+        progress_percent: u32::from(percent(migration, crossed)),
+        pause_us: row.notes.pause_us,
+        started: clock::rfc3339_us(row.created_us),
+        completed: row.ended_us.map(clock::rfc3339_us).unwrap_or_default(),
+        error: error(row, stuck.as_ref()),
+        guest_still_ms: still_ms(row, &live),
+        cancel_requested: migration.phase.cause().is_some_and(|cause| cause.label() == "cancelled"),
+        request_id: row.request.clone().unwrap_or_default(),
+        generation: migration.books().generation.value(),
+        claim: row.claim.value(),
+        seq: row.seq.value(),
+        proof: migration
+            .phase
+            .handover()
+            .and_then(|proof| serde_json::to_string(proof).ok())
+            .unwrap_or_default(),
+        ordered: ordered(&migration.phase),
+        stuck: stuck.map(|stuck| v1::Stuck {
+            cause: stuck.cause,
+            waits_for: stuck.waits_for,
+            age_ms: stuck.age.value(),
+        }),
+        ..v1::Migration::default()
+    };
+    figures(&mut message, &transfer);
+    if let Phase::Queued { blocked: Some(blocked), .. } = &migration.phase {
+        message.capacity_blocked_since = clock::rfc3339(blocked.since);
+        message.capacity_note.clone_from(&blocked.note);
+    }
+    message
+}
+
+fn figures(message: &mut v1::Migration, transfer: &v1::TransferStatus) {
+    message.bytes_transferred = transfer.bytes_transferred;
+    message.bytes_remaining = transfer.bytes_remaining;
+    message.bytes_total = transfer.bytes_total;
+    message.bytes_per_second = transfer.bytes_per_second;
+    message.dirty_bytes_per_second = transfer.dirty_bytes_per_second;
+    message.expected_downtime_ms = transfer.expected_downtime_ms;
+    message.downtime_ms = transfer.downtime_ms;
+    message.passes = transfer.passes;
+    message.throttle_percent = transfer.throttle_percent;
+}
+
+/// Returns the newest figures: what is seen of this attempt now, or else what was written.
+fn transfer(row: &MigrationRow, live: &Seen) -> v1::TransferStatus {
+    let id = row.migration.id.to_string();
+    live.source
+        .as_ref()
+        .and_then(|seen| seen.transfer.as_ref())
+        .filter(|transfer| transfer.migration_id == id)
+        .unwrap_or(&row.notes.transfer)
+        .clone()
+}
+
+fn kind(row: &MigrationRow) -> String {
+    if row.notes.asked.migration_type.is_empty() {
+        MigrationType::Live.label().to_owned()
+    } else {
+        row.notes.asked.migration_type.clone()
+    }
+}
+
+/// Says whether the switchover was ordered on the way to where the migration is.
+const fn ordered(phase: &Phase) -> bool {
+    match phase {
+        Phase::Captured { switchover, .. } => match switchover {
+            Switchover::Withheld => false,
+            Switchover::Ordered | Switchover::Forward => true,
+        },
+        Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. } => true,
+        Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => false,
+    }
+}
+
+/// Returns the text of what ended it, or of what holds it.
+fn error(row: &MigrationRow, stuck: Option<&Stuck>) -> String {
+    let cause = row.migration.phase.cause().map(ToString::to_string);
+    cause.or_else(|| stuck.map(|stuck| stuck.cause.clone())).unwrap_or_default()
+}
+
+/// Returns what was last seen of both ends, in the words of the core.
+fn sides(row: &MigrationRow, live: &Seen) -> Sides {
+    let migration = &row.migration;
+    let destination = migration.destination().zip(live.destination.as_ref());
+    Sides {
+        claim: row.claim,
+        source: live.source.as_ref().map(|of| seen(&migration.source, migration.id, of)),
+        destination: destination.map(|(host, of)| seen(host, migration.id, of)),
+    }
+}
+
+/// Says whether a migration is stuck, and on what.
+#[must_use]
+pub fn stuck(row: &MigrationRow, live: &Seen) -> Option<Stuck> {
+    let times = Times { now: clock::now(), entered: Timestamp(row.notes.entered_us / 1000) };
+    let trouble = live
+        .trouble
+        .as_ref()
+        .map(|(text, since)| Trouble { text: text.clone(), since: Timestamp(*since) });
+    core_stuck(&row.migration, &sides(row, live), times, trouble.as_ref())
+}
+
+/// Returns how long the guest has stood still, as far as either agent says.
+#[must_use]
+pub fn still_ms(row: &MigrationRow, live: &Seen) -> u64 {
+    let phase = row.migration.label();
+    let may_stand = match phase {
+        PhaseLabel::Captured
+        | PhaseLabel::Restored
+        | PhaseLabel::Committed
+        | PhaseLabel::RollingBack => true,
+        PhaseLabel::Queued
+        | PhaseLabel::Admitted
+        | PhaseLabel::Attached
+        | PhaseLabel::Done
+        | PhaseLabel::Aborted
+        | PhaseLabel::Failed => false,
+    };
+    let still = |seen: Option<&v1::VmObservation>| seen.map_or(0, |seen| seen.still_ms);
+    if may_stand { still(live.source.as_ref()).max(still(live.destination.as_ref())) } else { 0 }
+}
+
+/// Returns how long each phase lasted, in the order in which they were entered.
+fn phases(log: &[LogRow], until_us: u64) -> Vec<v1::PhaseTime> {
+    let mut entered: Vec<(PhaseLabel, u64)> = Vec::new();
+    for entry in log {
+        if entered.last().is_none_or(|(phase, _)| *phase != entry.phase) {
+            entered.push((entry.phase, entry.at_us));
+        }
+    }
+    let ends = entered.iter().skip(1).map(|(_, at)| *at).chain([until_us]);
+    entered
+        .iter()
+        .zip(ends)
+        .map(|((phase, at), end)| v1::PhaseTime {
+            phase: phase.label().to_owned(),
+            entered: clock::rfc3339_us(*at),
+            us: end.saturating_sub(*at),
+        })
+        .collect()
+}
