@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -413,11 +414,20 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Says whether this process's network is another than that of PID 1.
+/// Says whether this process's network is another than that of PID 1 or, where PID 1 may not be
+/// looked at, one that `ip netns` has a name for.
 fn in_own_network_namespace() -> std::io::Result<bool> {
-    let own = std::fs::read_link("/proc/self/ns/net")?;
-    let first = std::fs::read_link("/proc/1/ns/net")?;
-    Ok(own != first)
+    let identity =
+        |path: &Path| std::fs::metadata(path).map(|namespace| (namespace.dev(), namespace.ino()));
+    let own = identity(Path::new("/proc/self/ns/net"))?;
+    match identity(Path::new("/proc/1/ns/net")) {
+        Ok(first) => Ok(own != first),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let named = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+            Ok(named.filter_map(|entry| identity(&entry.path()).ok()).any(|name| name == own))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]

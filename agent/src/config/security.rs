@@ -4,6 +4,8 @@
 //! agent serves only where nobody else listens, and only if it was told so.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use serde::Deserialize;
 
@@ -66,16 +68,31 @@ fn on_loopback(address: &str) -> bool {
 }
 
 fn not_in_a_namespace() -> Vec<String> {
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net"));
-    match (namespace("self"), namespace("1")) {
-        (Ok(own), Ok(first)) if own != first => Vec::new(),
-        (Ok(_), Ok(_)) => vec![
+    match in_own_network_namespace() {
+        Ok(true) => Vec::new(),
+        Ok(false) => vec![
             "security.plain_text: \"namespace\" demands a network namespace of its own; start the agent with \
              `ip netns exec NAME`"
                 .to_owned(),
         ],
-        (Err(error), _) | (_, Err(error)) => vec![format!(
+        Err(error) => vec![format!(
             "security.plain_text: cannot tell whether this is a network namespace of its own: {error}"
         )],
+    }
+}
+
+/// Says whether this process's network is another than that of PID 1 or, where PID 1 may not be
+/// looked at, one that `ip netns` has a name for.
+fn in_own_network_namespace() -> std::io::Result<bool> {
+    let identity =
+        |path: &Path| std::fs::metadata(path).map(|namespace| (namespace.dev(), namespace.ino()));
+    let own = identity(Path::new("/proc/self/ns/net"))?;
+    match identity(Path::new("/proc/1/ns/net")) {
+        Ok(first) => Ok(own != first),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let named = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+            Ok(named.filter_map(|entry| identity(&entry.path()).ok()).any(|name| name == own))
+        }
+        Err(error) => Err(error),
     }
 }
