@@ -30,3 +30,6 @@ pub fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event>
         Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

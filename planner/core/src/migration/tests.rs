@@ -2,9 +2,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use expect_test::expect_file;
-use vmferry_types::{Method, PowerState, Timestamp};
+use vmferry_types::PowerState;
 
-use super::rows;
 use super::*;
 
 fn name(row: &Migration) -> String {

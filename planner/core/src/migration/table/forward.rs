@@ -263,6 +263,9 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         }
         // Seen before it was killed: its guest has gone on from what the receiver has.
         Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
+        Event::SourceGaveUp { error } => {
+            back(at, destination, Cause::GaveUp { error: error.clone() }, Back::Cancelling)
+        }
         Event::TransferFailed { error } => undo(Cause::TransferFailed { error: error.clone() }),
         Event::ReceiverGone { proof, ran } => {
             receiver_lost(at, destination, (proof, *ran), |gone| Back::Resuming { gone })
@@ -280,7 +283,6 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::DecidedBack
         | Event::DecidedForward => return Err(Refusal::Stale),
         Event::CommitAllowed
-        | Event::SourceGaveUp { .. }
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued => return Err(Refusal::Illegal),

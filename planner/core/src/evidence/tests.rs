@@ -1,0 +1,412 @@
+use proptest::prelude::*;
+use vmferry_types::Claim;
+
+use super::*;
+use crate::migration::rows::{self, CLAIM, LATE, SOON, sides};
+use crate::migration::{Back, Cleanup, Effect, Guest, Phase, Ran, Receiver, Side, Switchover};
+
+/// What is read, by its label.
+fn label(migration: &Migration, sides: &Sides, times: Times) -> &'static str {
+    read(migration, sides, times).map_or("-", |event| event.label())
+}
+
+fn standing() -> Seen {
+    Seen {
+        run_state: RunState::FinishMigrate,
+        transfer: TransferState::PreSwitchover,
+        stopped_at_us: 5,
+        ..rows::source_seen()
+    }
+}
+
+fn switching() -> Seen {
+    Seen { transfer: TransferState::Device, handed: Handed::Yes, ..standing() }
+}
+
+#[test]
+fn what_was_answered_under_another_claim_counts_for_nothing() {
+    for (name, row) in rows::all() {
+        for other in [CLAIM.next(), Claim::from_stored(1)] {
+            let mut both =
+                sides(rows::dead(rows::source_sent()), rows::dead(rows::destination_full()));
+            for seen in [&mut both.source, &mut both.destination].into_iter().flatten() {
+                seen.claim = other;
+            }
+            assert_eq!(label(&row, &both, SOON), "-", "{name}");
+        }
+    }
+}
+
+#[test]
+fn silence_proves_nothing() {
+    for (name, row) in rows::all() {
+        let nobody = Sides { claim: CLAIM, source: None, destination: None };
+        assert_eq!(label(&row, &nobody, SOON), "-", "{name}");
+        for knowledge in [Knowledge::Learning, Knowledge::Unresponsive, Knowledge::Unreadable] {
+            let dim = |seen: Seen| Seen { knowledge, ..rows::dead(seen) };
+            let both = sides(dim(rows::source_sent()), dim(rows::destination_full()));
+            assert_eq!(label(&row, &both, SOON), "-", "{name} {knowledge:?}");
+        }
+    }
+}
+
+#[test]
+fn unknown_words_of_qemu_prove_nothing() {
+    let strange = |seen: Seen| Seen {
+        run_state: RunState::from_qemu("suspended"),
+        transfer: TransferState::from_agent("colo"),
+        ..seen
+    };
+    for (name, row) in rows::all() {
+        let both = sides(strange(rows::source_seen()), strange(rows::destination_seen()));
+        assert_eq!(label(&row, &both, SOON), "-", "{name}");
+    }
+}
+
+#[test]
+fn a_transfer_of_an_earlier_attempt_proves_nothing() {
+    // An agent whose journal speaks of another admission, whatever its QEMU says.
+    let other = |seen: Seen| Seen { migration: None, ..seen };
+    for (name, row) in rows::all() {
+        let both = sides(other(rows::source_sent()), other(rows::destination_full()));
+        assert_eq!(label(&row, &both, SOON), "-", "{name}");
+    }
+}
+
+#[test]
+fn a_source_that_stands_still_is_captured_whatever_its_run_state_was_read_as() {
+    // STOP may come before or after the status: only the status counts.
+    for run_state in [RunState::FinishMigrate, RunState::Running, RunState::Paused] {
+        let both = sides(Seen { run_state, ..standing() }, rows::destination_seen());
+        assert_eq!(label(&rows::transferring(), &both, SOON), "source_stopped");
+    }
+}
+
+#[test]
+fn both_have_to_say_that_all_has_arrived() {
+    let row = rows::captured(Switchover::Ordered);
+    let check = |source: Seen, destination: Seen| label(&row, &sides(source, destination), SOON);
+    assert_eq!(check(rows::source_sent(), rows::destination_full()), "both_complete");
+    assert_eq!(check(rows::source_sent(), rows::destination_seen()), "-");
+    assert_eq!(check(switching(), rows::destination_full()), "-");
+    let running = Seen { run_state: RunState::Running, ..rows::destination_full() };
+    assert_eq!(check(rows::source_sent(), running), "-");
+    let continued = Seen { continued: Continued::Yes, ..rows::destination_full() };
+    assert_eq!(check(rows::source_sent(), continued), "-");
+    let unordered = Seen { handed: Handed::No, ..rows::source_sent() };
+    assert_eq!(check(unordered, rows::destination_full()), "-");
+}
+
+#[test]
+fn a_source_seen_running_after_the_order_is_the_only_way() {
+    let runs = Seen { run_state: RunState::Running, ..switching() };
+    let ran = Seen { resumed_at_us: 6, ..rows::source_sent() };
+    for row in [
+        rows::captured(Switchover::Ordered),
+        rows::captured(Switchover::Forward),
+        rows::restored(rows::handover()),
+    ] {
+        for source in [&runs, &ran] {
+            let both = sides(source.clone(), rows::destination_full());
+            assert_eq!(label(&row, &both, SOON), "source_runs_again");
+        }
+    }
+}
+
+#[test]
+fn an_answer_from_before_the_guest_stopped_is_not_taken_for_a_source_that_runs_again() {
+    let both = sides(rows::source_seen(), rows::destination_seen());
+    assert_eq!(label(&rows::captured(Switchover::Ordered), &both, SOON), "-");
+}
+
+#[test]
+fn a_dead_source_is_decided_by_what_the_destination_says() {
+    let row = rows::captured(Switchover::Ordered);
+    let check = |destination: Option<Seen>, times| {
+        let source = Some(rows::dead(switching()));
+        match read(&row, &Sides { claim: CLAIM, source, destination }, times) {
+            Some(Event::SourceGone { receiver: Receiver::Complete(_), .. }) => "forward",
+            Some(Event::SourceGone { receiver: Receiver::Incomplete, .. }) => "lost",
+            Some(_) => "other",
+            None => "-",
+        }
+    };
+    assert_eq!(check(Some(rows::destination_full()), SOON), "forward");
+    assert_eq!(check(None, LATE), "-");
+    let failed = Seen { transfer: TransferState::Failed, ..rows::destination_seen() };
+    assert_eq!(check(Some(failed), SOON), "lost");
+    assert_eq!(check(Some(rows::dead(rows::destination_full())), SOON), "lost");
+    // It may still be loading what had arrived; but not for ever.
+    assert_eq!(check(Some(rows::destination_seen()), SOON), "-");
+    assert_eq!(check(Some(rows::destination_seen()), LATE), "lost");
+}
+
+#[test]
+fn a_dead_source_that_had_run_on_is_lost_though_the_destination_has_everything() {
+    let source = rows::dead(Seen { resumed_at_us: 6, ..switching() });
+    let both = sides(source, rows::destination_full());
+    for row in [rows::captured(Switchover::Ordered), rows::rolling_back(Back::Undoing)] {
+        let event = read(&row, &both, SOON).unwrap();
+        let lost = matches!(event, Event::SourceGone { receiver: Receiver::Incomplete, .. });
+        assert!(lost, "{event:?}");
+    }
+}
+
+#[test]
+fn an_overdue_switchover_is_decided_only_by_both_answers() {
+    let row = rows::captured(Switchover::Ordered);
+    let silent = Seen { knowledge: Knowledge::Unresponsive, ..switching() };
+    let full = rows::destination_full;
+    assert_eq!(label(&row, &sides(switching(), full()), SOON), "-");
+    assert_eq!(label(&row, &sides(switching(), rows::destination_seen()), LATE), "decided_back");
+    assert_eq!(label(&row, &sides(silent.clone(), full()), LATE), "decided_forward");
+    assert_eq!(label(&row, &sides(silent, rows::destination_seen()), LATE), "-");
+    let alone = Sides { destination: None, ..sides(switching(), full()) };
+    assert_eq!(label(&row, &alone, LATE), "-");
+}
+
+#[test]
+fn only_a_whole_journal_says_that_an_owner_never_ran_the_guest() {
+    let row = rows::committed(rows::handover());
+    let ran = |destination: Seen| match read(&row, &sides(rows::source_sent(), destination), SOON) {
+        Some(Event::ReceiverGone { ran, .. }) => Some(ran),
+        Some(_) | None => None,
+    };
+    let gone = rows::dead(rows::destination_full());
+    assert_eq!(ran(gone.clone()), Some(Ran::Never));
+    for continued in [Continued::Yes, Continued::Unknown] {
+        assert_eq!(ran(Seen { continued, ..gone.clone() }), Some(Ran::Maybe));
+    }
+    assert_eq!(ran(Seen { knowledge: Knowledge::UnknownVm, ..gone.clone() }), Some(Ran::Maybe));
+    assert_eq!(ran(Seen { knowledge: Knowledge::Unreadable, ..gone }), None);
+    let declared = crate::migration::GoneProof {
+        kind: crate::migration::ProofKind::HostDeclaredDead,
+        ..rows::gone("b")
+    };
+    let dead = Seen::dead(CLAIM, rows::GENERATION, vmferry_types::Role::Receiver, declared);
+    assert_eq!(ran(dead), Some(Ran::Maybe));
+}
+
+#[test]
+fn a_guest_is_attached_when_it_was_seen_to_run_under_the_new_generation() {
+    let row = rows::committed(rows::handover());
+    let runs = Seen {
+        generation: rows::GENERATION.next(),
+        continued: Continued::Yes,
+        run_state: RunState::Running,
+        ..rows::destination_full()
+    };
+    let check = |destination| label(&row, &sides(rows::source_sent(), destination), SOON);
+    assert_eq!(check(runs.clone()), "destination_runs");
+    assert_eq!(check(Seen { generation: rows::GENERATION, ..runs.clone() }), "-");
+    assert_eq!(check(Seen { continued: Continued::No, ..runs.clone() }), "-");
+    // The order to continue is journalled before QEMU hears it.
+    assert_eq!(check(Seen { run_state: RunState::Paused, ..runs }), "-");
+}
+
+#[test]
+fn a_source_has_kept_its_guest_only_when_its_transfer_is_over() {
+    let row = rows::rolling_back(Back::Cancelling);
+    let check = |source| label(&row, &sides(source, rows::destination_seen()), SOON);
+    let cancelled = Seen { transfer: TransferState::Cancelled, ..rows::source_seen() };
+    assert_eq!(check(cancelled.clone()), "source_continued");
+    assert_eq!(
+        check(Seen { transfer: TransferState::None, ..cancelled.clone() }),
+        "source_continued"
+    );
+    assert_eq!(check(rows::source_seen()), "-");
+    assert_eq!(check(standing()), "-");
+    assert_eq!(check(Seen { run_state: RunState::Paused, ..cancelled }), "-");
+}
+
+#[test]
+fn the_reason_of_a_failed_transfer_is_told_by_both_sides() {
+    let failed = |seen: Seen, error: &str| Seen {
+        transfer: TransferState::Failed,
+        transfer_error: error.into(),
+        ..seen
+    };
+    let both = sides(
+        failed(rows::source_seen(), "Channel error: Input/output error"),
+        failed(rows::destination_seen(), "Unknown ramblock \"mem0\""),
+    );
+    let Some(Event::TransferFailed { error }) = read(&rows::transferring(), &both, SOON) else {
+        panic!("nothing was read");
+    };
+    assert_eq!(
+        error,
+        "source: Channel error: Input/output error; destination: Unknown ramblock \"mem0\""
+    );
+}
+
+#[test]
+fn a_guest_that_turns_itself_off_is_not_lost() {
+    let off = Seen { ended: Ended::ByGuest, ..rows::dead(rows::source_seen()) };
+    let both = sides(off, rows::destination_seen());
+    for row in [rows::arming(), rows::transferring(), rows::rolling_back(Back::Cancelling)] {
+        assert_eq!(label(&row, &both, SOON), "guest_powered_off");
+    }
+    let off = Seen { ended: Ended::ByGuest, ..rows::dead(rows::destination_full()) };
+    let both = sides(rows::source_sent(), off);
+    for row in [rows::committed(rows::handover()), rows::attached(Guest::Present)] {
+        assert_eq!(label(&row, &both, SOON), "guest_powered_off");
+    }
+}
+
+#[test]
+fn what_is_absent_while_arming_may_only_be_not_there_yet() {
+    let absent = Seen { role: vmferry_types::Role::Absent, ..rows::dead(rows::destination_seen()) };
+    let both = sides(rows::source_seen(), absent);
+    assert_eq!(label(&rows::arming(), &both, SOON), "-");
+    let both = sides(rows::source_seen(), rows::dead(rows::destination_seen()));
+    assert_eq!(label(&rows::arming(), &both, SOON), "receiver_gone");
+}
+
+#[test]
+fn a_release_is_done_when_the_source_is_proven_gone() {
+    let both = sides(rows::dead(rows::source_sent()), rows::destination_full());
+    for row in [
+        rows::attached(Guest::Present),
+        rows::attached(Guest::PoweredOff),
+        rows::failed(Cleanup::Source),
+    ] {
+        assert_eq!(label(&row, &both, SOON), "source_released");
+    }
+}
+
+#[test]
+fn an_agent_is_commanded_only_after_it_answered() {
+    for (name, row) in rows::all() {
+        let Some(effect) = row.outstanding() else { continue };
+        let Some(side) = effect.side() else { continue };
+        let nobody = Sides { claim: CLAIM, source: None, destination: None };
+        let refusal = permit(&row, &effect, &nobody).unwrap_err();
+        assert_eq!(refusal, Withheld::NotAnswered { side }, "{name}");
+        let learning = |seen: Seen| Seen { knowledge: Knowledge::Learning, ..seen };
+        let both = sides(learning(rows::source_sent()), learning(rows::destination_full()));
+        assert_eq!(permit(&row, &effect, &both), Err(Withheld::Learning { side }), "{name}");
+    }
+}
+
+#[test]
+fn a_receiver_is_ended_after_the_order_only_with_the_sources_word() {
+    let row = rows::rolling_back(Back::Undoing);
+    let effect = row.outstanding().unwrap();
+    let check = |source: Option<Seen>, destination: Seen| {
+        permit(&row, &effect, &Sides { claim: CLAIM, source, destination: Some(destination) })
+    };
+    let full = rows::destination_full;
+    assert_eq!(check(None, full()), Err(Withheld::SourceMayBeLost));
+    assert_eq!(check(Some(rows::dead(switching())), full()), Err(Withheld::SourceMayBeLost));
+    let silent = Seen { knowledge: Knowledge::Unresponsive, ..switching() };
+    assert_eq!(check(Some(silent), full()), Err(Withheld::SourceMayBeLost));
+    assert_eq!(check(Some(rows::source_sent()), full()), Ok(()));
+    // One that failed to load can carry nothing on.
+    let failed = Seen { transfer: TransferState::Failed, ..rows::destination_seen() };
+    assert_eq!(check(None, failed), Ok(()));
+}
+
+#[test]
+fn a_source_is_killed_only_if_it_stands_still_and_the_destination_has_everything() {
+    let row = rows::captured(Switchover::Forward);
+    let effect = row.outstanding().unwrap();
+    assert_eq!(effect.side(), Some(Side::Source));
+    let silent =
+        Seen { knowledge: Knowledge::Unresponsive, run_state: RunState::Unknown, ..switching() };
+    let check = |source, destination| permit(&row, &effect, &sides(source, destination));
+    assert_eq!(check(silent.clone(), rows::destination_full()), Ok(()));
+    let incomplete = check(silent.clone(), rows::destination_seen());
+    assert_eq!(incomplete, Err(Withheld::DestinationIncomplete));
+    let runs = Seen { run_state: RunState::Running, ..switching() };
+    assert_eq!(check(runs, rows::destination_full()), Err(Withheld::SourceRuns));
+    let ran = Seen { resumed_at_us: 6, ..silent };
+    assert_eq!(check(ran, rows::destination_full()), Err(Withheld::SourceRuns));
+}
+
+fn any_seen(base: Seen) -> impl Strategy<Value = Seen> {
+    let knowledge = prop_oneof![
+        4 => Just(Knowledge::Known),
+        1 => Just(Knowledge::Unresponsive),
+        1 => Just(Knowledge::Learning),
+        1 => Just(Knowledge::UnknownVm),
+    ];
+    let run_state = prop::sample::select(vec![
+        RunState::Running,
+        RunState::Paused,
+        RunState::InMigrate,
+        RunState::FinishMigrate,
+        RunState::PostMigrate,
+        RunState::IoError,
+        RunState::Unknown,
+    ]);
+    let transfer = prop::sample::select(vec![
+        TransferState::None,
+        TransferState::Active,
+        TransferState::PreSwitchover,
+        TransferState::Device,
+        TransferState::Cancelled,
+        TransferState::Completed,
+        TransferState::Failed,
+        TransferState::Unknown,
+    ]);
+    let journal = (
+        prop::sample::select(vec![Handed::No, Handed::Yes]),
+        prop::option::of(Just("stalled".to_owned())),
+        prop::sample::select(vec![Continued::No, Continued::Yes, Continued::Unknown]),
+        0u64..3,
+        0u64..3,
+    );
+    (knowledge, run_state, transfer, journal, prop::bool::weighted(0.3)).prop_map(
+        move |(knowledge, run_state, transfer, journal, gone)| {
+            let (handed, gave_up, continued, stopped_at_us, resumed_at_us) = journal;
+            let seen = Seen {
+                knowledge,
+                run_state,
+                transfer,
+                handed,
+                gave_up,
+                continued,
+                stopped_at_us,
+                resumed_at_us,
+                ..base.clone()
+            };
+            if gone { rows::dead(seen) } else { seen }
+        },
+    )
+}
+
+proptest! {
+    /// Whatever two sides say, and however absurd, what is read of it is legal in its phase.
+    #[test]
+    fn what_is_read_is_never_illegal(
+        source in any_seen(rows::source_seen()),
+        destination in any_seen(rows::destination_seen()),
+        late in prop::bool::ANY,
+    ) {
+        let both = sides(source, destination);
+        for (name, row) in rows::all() {
+            if let Some(event) = read(&row, &both, if late { LATE } else { SOON }) {
+                prop_assert!(row.apply(&event).is_ok(), "{name}: {event:?}");
+            }
+        }
+    }
+
+    /// Ownership follows evidence only: nothing that two sides say alone continues a destination
+    /// while its source may run.
+    #[test]
+    fn a_source_that_can_run_is_never_passed_over(
+        source in any_seen(rows::source_seen()),
+        destination in any_seen(rows::destination_seen()),
+    ) {
+        let may_run = source.gone.is_none()
+            && (source.run_state.has_run() || source.ran_again());
+        let both = sides(source, destination);
+        for (name, row) in rows::all() {
+            let before = matches!(row.phase, Phase::Captured { .. } | Phase::RollingBack { .. });
+            let Some(event) = read(&row, &both, LATE).filter(|_| before) else { continue };
+            let after = row.apply(&event).unwrap();
+            let forward = after.outstanding() == Some(Effect::Commit);
+            prop_assert!(!(forward && may_run), "{name}: {event:?}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! A small world with accidents in it: what the state machine and the reading of evidence are for.
+
+mod any_schedule;
+mod deaths;
+mod model;
+mod planner;
