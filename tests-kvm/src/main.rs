@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,7 +14,7 @@ use vmferry_tests_kvm::cases::{self, Case, Tier};
 use vmferry_tests_kvm::cluster::{Artifacts, FaultPoints};
 use vmferry_tests_kvm::demo::{self, DemoArgs};
 use vmferry_tests_kvm::lab::Lab;
-use vmferry_tests_kvm::runner::{Outcome, Runner, markdown, say};
+use vmferry_tests_kvm::runner::{Outcome, Runner, keep_logs, markdown, say};
 use vmferry_tests_kvm::selftest;
 
 /// Move real guests between hosts in network namespaces, and disturb it
@@ -114,15 +114,25 @@ fn carry_out(command: Command) -> Result<ExitCode> {
         Command::SelfTest(arguments) => self_test(&arguments),
         Command::Demo { programs, demo } => {
             let mut artifacts = artifacts(&programs, FaultPoints::Absent)?;
-            in_lab(async |lab| demo::run(&demo, &lab, &mut artifacts).await)?;
+            in_lab(async |lab| kept(&lab, "demo", demo::run(&demo, &lab, &mut artifacts).await))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Bench { programs, bench } => {
             let mut artifacts = artifacts(&programs, FaultPoints::Absent)?;
-            in_lab(async |lab| bench::run(&bench, &lab, &mut artifacts).await)?;
+            in_lab(async |lab| {
+                kept(&lab, "bench", bench::run(&bench, &lab, &mut artifacts).await)
+            })?;
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Keeps the logs of a demonstration or a benchmark that failed.
+fn kept(lab: &Lab, name: &str, result: Result<()>) -> Result<()> {
+    if result.is_err() {
+        keep_logs(&Path::new("target/e2e-logs").join(name), &lab.dir().join(name))?;
+    }
+    result
 }
 
 fn run(arguments: &RunArgs) -> Result<ExitCode> {

@@ -68,7 +68,7 @@ impl Runner {
             };
             report(&outcome)?;
             if outcome.result.is_err() {
-                self.keep_logs(case, &dir)?;
+                keep_logs(&self.logs.join(&case.name), &dir)?;
             }
             self.clean_up(&dir)?;
             outcomes.push(outcome);
@@ -116,23 +116,27 @@ impl Runner {
             Ok(()) | Err(_) => Ok(()),
         }
     }
+}
 
-    fn keep_logs(&self, case: &Case, dir: &Path) -> Result<()> {
-        let kept = self.logs.join(&case.name);
-        fs::create_dir_all(&kept).with_context(|| format!("create {}", kept.display()))?;
-        let mut text = String::new();
-        for entry in fs::read_dir(dir.join("log")).into_iter().flatten().flatten() {
-            let log = fs::read_to_string(entry.path()).unwrap_or_default();
-            fs::write(kept.join(entry.file_name()), &log).context("keep a log")?;
-            let lines: Vec<_> = log.lines().collect();
-            let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
-            text.push_str(&format!("  --- {}\n", entry.file_name().display()));
-            for line in tail {
-                text.push_str(&format!("  {line}\n"));
-            }
+/// Keeps the logs of what failed in `dir`, and shows the end of each.
+///
+/// # Errors
+///
+/// Fails if they cannot be kept.
+pub fn keep_logs(kept: &Path, dir: &Path) -> Result<()> {
+    fs::create_dir_all(kept).with_context(|| format!("create {}", kept.display()))?;
+    let mut text = String::new();
+    for entry in fs::read_dir(dir.join("log")).into_iter().flatten().flatten() {
+        let log = fs::read_to_string(entry.path()).unwrap_or_default();
+        fs::write(kept.join(entry.file_name()), &log).context("keep a log")?;
+        let lines: Vec<_> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        text.push_str(&format!("  --- {}\n", entry.file_name().display()));
+        for line in tail {
+            text.push_str(&format!("  {line}\n"));
         }
-        say(&format!("{text}  logs kept in {}", kept.display()))
     }
+    say(&format!("{text}  logs kept in {}", kept.display()))
 }
 
 /// Prints the line of one case.
