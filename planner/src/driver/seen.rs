@@ -31,7 +31,7 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         process: observation.qemu.as_ref().filter(|qemu| qemu.alive).map(process),
         gone: observation.gone.as_ref().and_then(|proof| gone(host, proof)),
         ended: ended(observation),
-        run_state: RunState::from_qemu(&observation.run_state),
+        run_state: run_state(observation),
         transfer: transfer
             .map_or(TransferState::None, |transfer| TransferState::from_agent(&transfer.status)),
         transfer_error: transfer.map(|transfer| transfer.error.clone()).unwrap_or_default(),
@@ -73,6 +73,14 @@ fn continued(observation: &v1::VmObservation) -> Continued {
             }
         }
     }
+}
+
+/// A run state read before the guest's last stop says nothing of it now: the STOP came by event,
+/// and the answer to the next question is still on its way.
+fn run_state(observation: &v1::VmObservation) -> RunState {
+    let read = RunState::from_qemu(&observation.run_state);
+    let stopped_since = observation.stopped_at_us > observation.resumed_at_us;
+    if read == RunState::Running && stopped_since { RunState::Unknown } else { read }
 }
 
 /// A guest that turned itself off leaves its last run state behind.
@@ -169,6 +177,14 @@ mod tests {
         assert_eq!(other.transfer, TransferState::None);
         assert_eq!(other.gave_up, None);
         assert_eq!(other.handed, Handed::No);
+    }
+
+    #[test]
+    fn a_run_state_from_before_the_stop_is_not_believed() {
+        let stopped = v1::VmObservation { stopped_at_us: 5, ..observation() };
+        assert_eq!(seen(&host(), MigrationId::from_u128(1), &stopped).run_state, RunState::Unknown);
+        let resumed = v1::VmObservation { resumed_at_us: 6, ..stopped };
+        assert_eq!(seen(&host(), MigrationId::from_u128(1), &resumed).run_state, RunState::Running);
     }
 
     #[test]
