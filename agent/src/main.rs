@@ -82,8 +82,21 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = feed_watchdog() => {}
     }
     tracing::info!("agent ends; its guests run on");
     shutdown.finish().await;
     Ok(())
+}
+
+/// Tells systemd's watchdog, if one waits, that the runtime still turns. Does not end.
+async fn feed_watchdog() {
+    let Some(patience) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let mut due = tokio::time::interval(patience / 2);
+    loop {
+        due.tick().await;
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]) {
+            tracing::warn!(%error, "systemd's watchdog could not be told");
+        }
+    }
 }

@@ -307,9 +307,7 @@ impl Lane {
         };
         self.record.fence.answer(actions::encode_answer(&reply));
         self.persist().await?;
-        for dir in std::mem::take(&mut self.discarded) {
-            self.agent.discard(&dir);
-        }
+        self.discard();
         tracing::info!("command carried out");
         Ok(reply)
     }
@@ -321,6 +319,7 @@ impl Lane {
         let journalled = self.current.as_ref().map(|current| current.journalled);
         if journalled == Some(Journalled::Once) {
             self.record = VmRecord::clone(&self.shared.record.borrow());
+            self.discard();
             return;
         }
         self.record = noted;
@@ -397,6 +396,17 @@ impl Lane {
         }
         self.shared.set_process(None);
         self.shared.sight.send_replace(Sight::nothing(Knowledge::Known));
+    }
+
+    /// Removes the directories of launches whose end is on the disk.
+    fn discard(&mut self) {
+        let record = self.shared.record.borrow().clone();
+        let kept = record.process().map(|process| std::path::PathBuf::from(&process.dir));
+        for dir in std::mem::take(&mut self.discarded) {
+            if Some(&dir) != kept.as_ref() {
+                self.agent.discard(&dir);
+            }
+        }
     }
 
     /// Removes a launch's directory once the answer is written down.

@@ -94,10 +94,24 @@ async fn undo(
     error: CommandError,
 ) -> Result<Failed, CommandError> {
     match end::prove_gone(lane, written, CLEAN_UP).await {
-        Ok(gone) => Ok(Failed { error, gone }),
+        Ok(gone) => Ok(Failed { error: with_last_words(error, &gone), gone }),
         Err(unproven) => Err(CommandError::Failed {
             operation: "undo a launch that failed",
             cause: format!("{error}; and then: {unproven}"),
         }),
+    }
+}
+
+/// Adds what QEMU said at its end, where its launch failed before that could be read.
+fn with_last_words(error: CommandError, gone: &Gone) -> CommandError {
+    let tail = gone.stderr_tail.trim();
+    match error {
+        CommandError::Failed { operation, cause } if !tail.is_empty() && !cause.contains(tail) => {
+            CommandError::Failed {
+                operation,
+                cause: format!("{cause}: QEMU {}: {tail}", gone.ended),
+            }
+        }
+        other => other,
     }
 }

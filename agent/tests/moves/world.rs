@@ -1,0 +1,311 @@
+//! Two agents on one machine, real QEMU, and a driver that speaks gRPC.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use vmferry_agent::agent::{self, Agent};
+use vmferry_agent::config::Config;
+use vmferry_agent::process::{Launcher, LauncherKind};
+use vmferry_agent::shutdown::Shutdown;
+use vmferry_proto::v1;
+use vmferry_proto::v1::agent_client::AgentClient;
+use vmferry_proto::v1::execute_request::Action;
+
+/// The longest that anything is waited for.
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
+
+/// One host: its agent may go and come back, its directories stay.
+pub(crate) struct Host {
+    dir: TempDir,
+    config: PathBuf,
+    running: Option<(Arc<Agent>, Shutdown)>,
+    pub(crate) client: AgentClient<Channel>,
+}
+
+impl Host {
+    pub(crate) async fn new(id: &str, ports: u16) -> Self {
+        let dir = tempfile::Builder::new().prefix("vf").tempdir().unwrap();
+        let config = dir.path().join("agent.toml");
+        let (state, run) = (dir.path().join("state"), dir.path().join("run"));
+        let text = format!(
+            "host_id = '{id}'\nstate_dir = '{}'\nrun_dir = '{}'\n\
+             [listen]\ngrpc = '127.0.0.1:0'\nmetrics = '127.0.0.1:0'\n\
+             [migration]\naddress = '127.0.0.1'\nports = '{ports}-{}'\n\
+             [security]\nplain_text = 'loopback'\n",
+            state.display(),
+            run.display(),
+            ports + 7
+        );
+        std::fs::write(&config, text).unwrap();
+        let (running, client) = start(&config).await;
+        Self { dir, config, running: Some(running), client }
+    }
+
+    /// Ends the agent and starts a new one over the same directories.
+    pub(crate) async fn restart(&mut self) {
+        self.stop().await;
+        let (running, client) = start(&self.config).await;
+        self.running = Some(running);
+        self.client = client;
+    }
+
+    async fn stop(&mut self) {
+        if let Some((agent, shutdown)) = self.running.take() {
+            shutdown.finish().await;
+            drop(agent);
+        }
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+}
+
+async fn start(config: &Path) -> ((Arc<Agent>, Shutdown), AgentClient<Channel>) {
+    let shutdown = Shutdown::default();
+    let launcher = Launcher::new(LauncherKind::Detached, env!("CARGO_BIN_EXE_vmferry-agent"));
+    let config = Config::load(config).unwrap();
+    let agent = Agent::start(config, launcher, shutdown.clone()).await.unwrap();
+    let address = agent::serve(&agent).await.unwrap();
+    let client = AgentClient::connect(format!("http://{address}")).await.unwrap();
+    ((agent, shutdown), client)
+}
+
+/// One VM, the driver's place in its claim, and both hosts.
+pub(crate) struct World {
+    pub(crate) a: Host,
+    pub(crate) b: Host,
+    pub(crate) vm: String,
+    pub(crate) migration: String,
+    pub(crate) generation: u64,
+    pub(crate) claim: u64,
+    pub(crate) step: u64,
+    pub(crate) definition: String,
+}
+
+/// Which host is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    A,
+    B,
+}
+
+/// A ROM that does nothing for ever: the guest needs no BIOS and is up at once.
+fn idle_rom() -> Vec<u8> {
+    let mut rom = vec![0_u8; 64 << 10];
+    // At the reset vector: hlt; jmp back.
+    rom[0xfff0..0xfff3].copy_from_slice(&[0xf4, 0xeb, 0xfd]);
+    rom
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let ports = 20_000 + u16::try_from(std::process::id() % 1500).unwrap() * 16;
+        let (a, b) = tokio::join!(Host::new("a", ports), Host::new("b", ports + 8));
+        let rom = a.dir.path().join("idle.bin");
+        std::fs::write(&rom, idle_rom()).unwrap();
+        let vm = uuid::Uuid::new_v4().to_string();
+        let definition = format!(
+            "name = 'idle'\nuuid = '{vm}'\nmachine = 'pc'\naccel = 'tcg'\nmemory = '64MiB'\nfirmware = '{}'\n",
+            rom.display()
+        );
+        let migration = uuid::Uuid::new_v4().to_string();
+        Self { a, b, vm, migration, generation: 1, claim: 1, step: 0, definition }
+    }
+
+    pub(crate) fn host(&mut self, side: Side) -> &mut Host {
+        match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+        }
+    }
+
+    /// Adds a disk that both hosts see.
+    pub(crate) fn with_disk(mut self) -> Self {
+        let disk = self.a.dir.path().join("disk.raw");
+        std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+        self.definition += &format!("[[disk]]\npath = '{}'\nshared = true\n", disk.display());
+        self
+    }
+
+    /// Begins a new admission: the next claim at the hosts named.
+    pub(crate) async fn admit(&mut self, sides: &[Side]) {
+        self.migration = uuid::Uuid::new_v4().to_string();
+        self.claim += 1;
+        self.step = 0;
+        for side in sides {
+            self.claim(*side).await.unwrap();
+        }
+    }
+
+    pub(crate) async fn claim(&mut self, side: Side) -> Result<v1::VmObservation, Status> {
+        let request = v1::ClaimRequest {
+            vm_id: self.vm.clone(),
+            migration_id: self.migration.clone(),
+            generation: self.generation,
+            claim: self.claim,
+            hold_limit_ms: 60_000,
+        };
+        Ok(self.host(side).client.claim(request).await?.into_inner())
+    }
+
+    pub(crate) fn request(&mut self, action: Action) -> v1::ExecuteRequest {
+        self.step += 1;
+        v1::ExecuteRequest {
+            fence: Some(v1::Fence {
+                vm_id: self.vm.clone(),
+                migration_id: self.migration.clone(),
+                generation: self.generation,
+                claim: self.claim,
+                step: self.step,
+            }),
+            action: Some(action),
+        }
+    }
+
+    pub(crate) async fn send(
+        &mut self,
+        side: Side,
+        request: v1::ExecuteRequest,
+    ) -> Result<v1::ExecuteReply, Status> {
+        Ok(self.host(side).client.execute(request).await?.into_inner())
+    }
+
+    pub(crate) async fn execute(
+        &mut self,
+        side: Side,
+        action: Action,
+    ) -> Result<v1::ExecuteReply, Status> {
+        let request = self.request(action);
+        self.send(side, request).await
+    }
+
+    pub(crate) async fn observe(&mut self, side: Side) -> v1::VmObservation {
+        let request = v1::ObserveRequest { vm_id: self.vm.clone(), claim: self.claim };
+        self.host(side).client.observe(request).await.unwrap().into_inner()
+    }
+
+    /// Watches a VM until an observation satisfies `wanted`.
+    pub(crate) async fn wait(
+        &mut self,
+        side: Side,
+        what: &str,
+        mut wanted: impl FnMut(&v1::VmObservation) -> bool,
+    ) -> v1::VmObservation {
+        let request = v1::ObserveRequest { vm_id: self.vm.clone(), claim: self.claim };
+        let mut stream = self.host(side).client.watch(request).await.unwrap().into_inner();
+        let mut last = None;
+        let found = tokio::time::timeout(BOUND, async {
+            loop {
+                let observation = stream.message().await.unwrap().expect("the stream goes on");
+                if wanted(&observation) {
+                    return observation;
+                }
+                last = Some(observation);
+            }
+        });
+        match found.await {
+            Ok(observation) => observation,
+            Err(_) => panic!("waited in vain for {what} on {side:?}; last seen: {last:#?}"),
+        }
+    }
+
+    pub(crate) async fn start(&mut self) -> v1::ExecuteReply {
+        self.claim(Side::A).await.unwrap();
+        let start =
+            v1::StartVm { definition: self.definition.clone(), resolved_machine: String::new() };
+        let reply = self.execute(Side::A, Action::StartVm(start)).await.unwrap();
+        assert_eq!(reply.observation.as_ref().unwrap().run_state, "running");
+        reply
+    }
+
+    pub(crate) async fn describe(&mut self) -> v1::SourceDescription {
+        let request = v1::DescribeSourceRequest { vm_id: self.vm.clone() };
+        self.a.client.describe_source(request).await.unwrap().into_inner()
+    }
+
+    pub(crate) async fn arm(&mut self) -> v1::Listener {
+        let source = Some(self.describe().await);
+        let arm = v1::ArmReceiver { source, policy: None };
+        let reply = self.execute(Side::B, Action::ArmReceiver(arm)).await.unwrap();
+        reply.listener.expect("a receiver listens")
+    }
+
+    pub(crate) async fn transfer(
+        &mut self,
+        listener: v1::Listener,
+    ) -> Result<v1::ExecuteReply, Status> {
+        let transfer = v1::StartTransfer { listener: Some(listener), policy: None };
+        self.execute(Side::A, Action::StartTransfer(transfer)).await
+    }
+
+    pub(crate) async fn wait_standing(&mut self) -> v1::VmObservation {
+        self.wait(Side::A, "the switchover", |seen| {
+            seen.transfer.as_ref().is_some_and(|transfer| transfer.status == "pre-switchover")
+        })
+        .await
+    }
+
+    /// Starts, claims, arms and sends until the guest stands still for the order.
+    pub(crate) async fn up_to_the_switchover(&mut self) {
+        self.start().await;
+        self.admit(&[Side::A, Side::B]).await;
+        let listener = self.arm().await;
+        self.transfer(listener).await.unwrap();
+        self.wait_standing().await;
+    }
+
+    pub(crate) async fn order(&mut self) -> Result<v1::ExecuteReply, Status> {
+        self.execute(Side::A, Action::OrderSwitchover(v1::OrderSwitchover {})).await
+    }
+
+    pub(crate) async fn wait_complete(&mut self) {
+        let complete = |seen: &v1::VmObservation| {
+            seen.transfer.as_ref().is_some_and(|transfer| transfer.complete)
+        };
+        self.wait(Side::A, "the source's end", |seen| {
+            complete(seen) && seen.run_state == "postmigrate"
+        })
+        .await;
+        self.wait(Side::B, "the destination's end", |seen| {
+            complete(seen) && seen.run_state == "paused"
+        })
+        .await;
+    }
+
+    /// Lets the hosts change roles: the guest is on what was the destination.
+    pub(crate) fn swap(&mut self) {
+        std::mem::swap(&mut self.a, &mut self.b);
+    }
+
+    /// Ends what the test left running.
+    pub(crate) async fn end(mut self) {
+        for side in [Side::A, Side::B] {
+            if let Some(pid) =
+                self.observe(side).await.qemu.filter(|qemu| qemu.alive).map(|qemu| qemu.pid)
+            {
+                kill(pid);
+            }
+            self.host(side).stop().await;
+        }
+    }
+}
+
+pub(crate) fn kill(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+}
+
+/// Returns the stable code of an error.
+pub(crate) fn code(status: &Status) -> (Code, String) {
+    let detail: v1::ErrorDetail = prost::Message::decode(status.details()).unwrap();
+    (status.code(), detail.code)
+}
