@@ -7,15 +7,41 @@ use vmferry_types::Timestamp;
 /// Reads the wall clock.
 #[must_use]
 pub fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    Timestamp(now_us() / 1000)
 }
 
 /// Reads the wall clock in microseconds since 1970.
 #[must_use]
 pub fn now_us() -> u64 {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = simulated::now_us() {
+        return now;
+    }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The clock of a simulated world, one a thread. A thread that has none reads the real one.
+#[cfg(feature = "simulation")]
+pub mod simulated {
+    use std::cell::Cell;
+
+    use tokio::time::Instant;
+
+    thread_local! {
+        static BASE: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
+    }
+
+    /// Lets the time of this thread be `now_us`, and pass as tokio's does.
+    pub fn set(now_us: u64) {
+        BASE.set(Some((Instant::now(), now_us)));
+    }
+
+    pub(super) fn now_us() -> Option<u64> {
+        let (since, base) = BASE.get()?;
+        let passed = Instant::now().saturating_duration_since(since);
+        Some(base.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)))
+    }
 }
 
 /// Writes a moment as RFC 3339 in UTC with milliseconds; empty for the moment zero.

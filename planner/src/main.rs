@@ -64,11 +64,22 @@ async fn main() -> anyhow::Result<()> {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         () = shutdown.requested() => {}
+        () = feed_watchdog() => {}
     }
     info!("planner is ending");
     notify(&[sd_notify::NotifyState::Stopping]);
     shutdown.finish().await;
     Ok(())
+}
+
+/// Tells systemd's watchdog, if one waits, that the runtime still turns. Does not end.
+async fn feed_watchdog() {
+    let Some(patience) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let mut due = tokio::time::interval(patience / 2);
+    loop {
+        due.tick().await;
+        notify(&[sd_notify::NotifyState::Watchdog]);
+    }
 }
 
 /// Tells systemd, if it is there.

@@ -30,6 +30,7 @@ pub async fn run(planner: Arc<Planner>) {
     let mut queue = Queue::default();
     loop {
         let woken = tokio::select! {
+            biased;
             () = planner.wake.notified() => Woken::ByChange,
             _ = tick.tick() => Woken::ByTimer,
         };

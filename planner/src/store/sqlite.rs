@@ -10,6 +10,8 @@ mod fleet;
 mod migration;
 mod power;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
