@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use futures::future::LocalBoxFuture;
 use vmferry_proto::v1::{MigrateVmRequest, Migration};
 
+use crate::accel::Accelerator;
 use crate::client::End;
 use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestKind;
@@ -51,6 +52,8 @@ pub struct Case {
     pub tier: Tier,
     /// The guest that it runs, which decides the accelerator.
     pub guest: GuestKind,
+    /// The accelerator that it is about; `None` for the best that runs the guest.
+    pub accelerator: Option<Accelerator>,
     /// The hosts that it needs.
     pub hosts: &'static [&'static str],
     /// What it does.
@@ -79,6 +82,7 @@ impl Case {
             name: name.into(),
             tier,
             guest: GuestKind::Rom,
+            accelerator: None,
             hosts: &["a", "b"],
             body: Box::new(body),
         }
@@ -88,6 +92,13 @@ impl Case {
     #[must_use]
     pub fn with_linux(mut self) -> Self {
         self.guest = GuestKind::Linux;
+        self
+    }
+
+    /// Runs it with one accelerator, whatever is best.
+    #[must_use]
+    pub fn under(mut self, accelerator: Accelerator) -> Self {
+        self.accelerator = Some(accelerator);
         self
     }
 

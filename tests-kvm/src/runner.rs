@@ -62,7 +62,7 @@ impl Runner {
             let result = self.run_case(case, &dir).await;
             let outcome = Outcome {
                 name: case.name.clone(),
-                accelerator,
+                accelerator: case.accelerator.unwrap_or(accelerator),
                 took: Instant::now() - started,
                 result,
             };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use vmferry_proto::v1::VmObservation;
 
 use super::cancel::start_endless;
 use super::{Case, MOVE_BOUND, Note, POINT_BOUND, Tier, move_vm, request, settle};
@@ -71,20 +72,24 @@ pub(super) fn cases() -> Vec<Case> {
     copying.into_iter().chain(moments).collect()
 }
 
-/// Kills the QEMU process of a VM on a host, as the kernel's memory killer would.
-fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
+/// Kills the QEMU process of a VM on a host, as the kernel's memory killer would, and waits until
+/// the host's agent has seen it: before that, whatever is commanded is commanded in good faith.
+async fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
     let uuid = vm.uuid.to_string();
     let found = qemu_processes(cluster.lab, [host])?;
     let process = found.iter().find(|process| process.uuid == uuid);
     let process = process.with_context(|| format!("no QEMU process of {} on {host}", vm.name))?;
-    kill(Pid::from_raw(process.pid), Signal::SIGKILL)
-        .with_context(|| format!("kill {}", process.pid))
+    let pid = Pid::from_raw(process.pid);
+    kill(pid, Signal::SIGKILL).with_context(|| format!("kill {pid}"))?;
+    let seen = |seen: &VmObservation| seen.gone.is_some() || seen.role == "absent";
+    cluster.clients.wait_observation(host, vm, MOVE_BOUND, seen).await?;
+    Ok(())
 }
 
 async fn while_copying(cluster: &mut Cluster<'_>, victim: Victim, end: End) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("mortal"), "a").await?;
     let migration = start_endless(cluster, &vm).await?;
-    kill_qemu(cluster, &vm, victim.host())?;
+    kill_qemu(cluster, &vm, victim.host()).await?;
     conclude(cluster, &vm, &migration.id, end).await
 }
 
@@ -93,7 +98,7 @@ async fn at(cluster: &mut Cluster<'_>, victim: Victim, moment: Moment, end: End)
     cluster.planner_faults.hold(moment.point)?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
     cluster.planner_faults.wait_reached(moment.point, POINT_BOUND).await?;
-    kill_qemu(cluster, &vm, victim.host())?;
+    kill_qemu(cluster, &vm, victim.host()).await?;
     cluster.planner_faults.release(moment.point)?;
     conclude(cluster, &vm, &migration.id, end).await
 }

@@ -13,10 +13,12 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("memory-is-equal-under-tcg", Tier::Subset, |cluster| {
             Box::pin(equal(cluster, Accelerator::Tcg))
-        }),
+        })
+        .under(Accelerator::Tcg),
         Case::new("memory-is-equal-under-kvm", Tier::Subset, |cluster| {
             Box::pin(equal(cluster, Accelerator::Kvm))
-        }),
+        })
+        .under(Accelerator::Kvm),
     ]
 }
 
