@@ -10,8 +10,9 @@
 //! What it withstands:
 //!
 //! - The agent's death: it has a session of its own and needs nobody.
-//! - SIGTERM, SIGINT and SIGHUP: they are noted and nothing else. Whoever
-//!   wants the guest gone says so to QEMU or asks for `kill`.
+//! - SIGTERM, SIGINT and SIGHUP: they are noted, and followed only once QEMU
+//!   has ended. Whoever wants the guest gone says so to QEMU, or asks for
+//!   `kill`. (A scope that systemd stops sends the signal to QEMU as well.)
 //! - Its own death: QEMU writes to its log by itself and goes on. The agent
 //!   then judges by pid, start time and boot id.
 //! - Coming twice, or late: a directory is locked and used once.
@@ -19,8 +20,9 @@
 //! The process writes down who it is *before* it becomes QEMU, so there is
 //! no moment in which a QEMU runs that no record names.
 //!
-//! After the exit is recorded the shim goes when a client says `bye`, or
-//! after [`GRACE`]; the record on the disk is what counts.
+//! After the exit is recorded the shim goes when a client says `bye`, when a
+//! signal asks for it, or after [`GRACE`]; the record on the disk is what
+//! counts.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what helps a test fails as the test does")]
 
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,10 @@ use vmferry_agent::process::{
     kill_and_prove_gone, launch, scan,
 };
 use vmferry_agent::shim::{OobState, ShimClient};
-use vmferry_qmp::command::{Cont, MigratePause, QueryStatus, QueryYank, Quit, Yank};
-use vmferry_qmp::{EventView, RunState};
+use vmferry_qmp::command::{
+    Cont, Migrate, MigratePause, MigrateSetCapabilities, QueryStatus, QueryYank, Quit, Yank,
+};
+use vmferry_qmp::{EventView, MigrationStatus, RunState};
 
 const SHIM: &str = env!("CARGO_BIN_EXE_vmferry-agent");
 const BOUND: Duration = Duration::from_secs(20);
@@ -66,6 +69,14 @@ impl Trial {
 
     fn client(&self) -> ShimClient {
         ShimClient::new(&self.dir)
+    }
+
+    /// Waits for the shim to have its monitor.
+    async fn way_in(&self) {
+        let start = Instant::now();
+        while self.client().status(BOUND).await.unwrap().oob != OobState::Connected {
+            assert!(Instant::now().duration_since(start) < BOUND);
+        }
     }
 
     fn shim_pid(&self) -> Option<u32> {
@@ -260,21 +271,64 @@ async fn a_shim_withstands_the_signals_that_end_others() {
     let noted = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("SIGTERM came"));
     until("the signal is noted", noted).await;
     assert_eq!(qemu.shim_status(BOUND).await.unwrap().exit, None);
-    // The child did not inherit that: QEMU still ends in good order.
+    // The child did not inherit that: QEMU still ends in good order. Then
+    // nobody needs to say `bye` any more.
     signal(qemu.identity().pid, Signal::SIGTERM);
+    until("the exit is recorded", || trial.dir.read_exit().unwrap().is_some()).await;
+    until("the shim has gone by itself", || trial.shim_pid().is_none()).await;
     let proof = qemu.exited().await.unwrap();
     assert_eq!(proof.exit_record().unwrap().exit, Exit::Code { code: 0 });
+}
+
+#[tokio::test]
+async fn a_shim_outlives_whoever_started_it() {
+    let trial = Trial::new();
+    trial.dir.create().unwrap();
+    let argv = ["sleep", "1000"];
+    std::fs::write(trial.dir.path().join("launch.json"), json!({"argv": argv}).to_string())
+        .unwrap();
+    let line = format!("{SHIM} shim --dir {} & wait", trial.dir.path().display());
+    let mut starter = Command::new("sh").arg("-c").arg(line).process_group(0).spawn().unwrap();
+    // Not by `judge`, which would forbid the start if it came first.
+    until("it was started", || trial.dir.read_process().unwrap().is_some()).await;
+    let group = Pid::from_raw(-i32::try_from(starter.id()).unwrap());
+    kill(group, Signal::SIGKILL).unwrap();
+    starter.wait().unwrap();
+    let status = trial.client().status(BOUND).await.unwrap();
+    assert_eq!(status.exit, None);
+    assert_eq!(status.identity, trial.dir.read_process().unwrap());
+    let proof = kill_and_prove_gone(&trial.dir, BOUND).await.unwrap();
+    assert_eq!(proof.exit_record().unwrap().exit, Exit::Signal { signal: 9 });
+}
+
+#[tokio::test]
+async fn migration_events_are_remembered_while_the_agent_is_away() {
+    let trial = Trial::new();
+    let qemu = trial.launch().await;
+    trial.way_in().await;
+    qemu.monitor().execute(MigrateSetCapabilities::new(&["events"], &[])).await.unwrap();
+    let nowhere = Migrate { uri: "exec:cat >/dev/null".to_owned(), resume: None };
+    qemu.monitor().execute(nowhere).await.unwrap();
+    drop(qemu);
+    let client = trial.client();
+    let start = Instant::now();
+    loop {
+        let status = client.status(BOUND).await.unwrap();
+        if let Some(last) = status.migrations.last()
+            && last.status == MigrationStatus::Completed
+        {
+            assert_eq!(status.migrations[0].status, MigrationStatus::Setup);
+            break;
+        }
+        assert!(Instant::now().duration_since(start) < BOUND, "{status:?}");
+    }
 }
 
 #[tokio::test]
 async fn a_way_in_stays_open_while_the_main_loop_is_stuck() {
     let trial = Trial::new();
     let qemu = trial.launch().await;
-    let client = trial.client();
-    let start = Instant::now();
-    while client.status(BOUND).await.unwrap().oob != OobState::Connected {
-        assert!(Instant::now().duration_since(start) < BOUND);
-    }
+    trial.way_in().await;
     block_main_loop(&qemu).await;
     let silent = qemu.monitor().execute_within(QueryStatus {}, Duration::from_millis(100)).await;
     assert!(matches!(silent, Err(MonitorError::Silent { .. })), "{silent:?}");

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use tokio::time::{Instant, timeout};
+
 use super::QemuProcess;
 use super::identity::ProcessIdentity;
-use super::judge::{JudgeError, Judgement, judge};
+use super::judge::{JudgeError, Judgement, judge, judge_settled};
 use super::oob::OutOfBand;
 use super::proof::GoneProof;
 use super::record::ProcessDir;
@@ -52,7 +54,7 @@ pub enum AdoptError {
         /// Why.
         source: JudgeError,
     },
-    /// A shim is just starting it. Ask again.
+    /// A shim was starting it all the while. Ask again.
     #[error("the process of {dir} is just being started", dir = dir.display())]
     Starting {
         /// The directory.
@@ -70,7 +72,7 @@ pub async fn adopt(dir: &ProcessDir) -> Adopted {
 
 /// As [`adopt`], with a bound of one's own for the monitor's greeting.
 pub async fn adopt_within(dir: &ProcessDir, deadline: Duration) -> Adopted {
-    let identity = match judge(dir) {
+    let identity = match judge_settled(dir, Instant::now() + deadline).await {
         Ok(Judgement::Alive(identity)) => identity,
         Ok(Judgement::Gone(proof)) => return Adopted::Gone(settle(dir, proof).await),
         Ok(Judgement::Starting) => {
@@ -105,7 +107,7 @@ pub(super) async fn settle(dir: &ProcessDir, proof: GoneProof) -> GoneProof {
     let shim = ShimClient::new(dir);
     let proof = match proof.exit_record() {
         Some(_) => proof,
-        None => match tokio::time::timeout(RECORD_DEADLINE, shim.wait()).await {
+        None => match timeout(RECORD_DEADLINE, shim.wait()).await {
             Ok(Ok(record)) => GoneProof::recorded(record),
             Ok(Err(_)) | Err(_) => proof,
         },

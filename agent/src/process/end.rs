@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::adopt::settle;
 use super::identity::{IdentityError, ProcessIdentity};
-use super::judge::{JudgeError, Judgement, judge};
+use super::judge::{JudgeError, Judgement, judge, judge_settled};
 use super::proof::GoneProof;
 use super::record::ProcessDir;
 use crate::shim::ShimClient;
@@ -30,7 +30,7 @@ pub enum KillError {
     /// `/proc` or its descriptor could not be read.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// A shim is just starting it. Ask again.
+    /// A shim was starting it all the while. Ask again.
     #[error("the process of {dir} is just being started", dir = dir.display())]
     Starting {
         /// The directory.
@@ -70,7 +70,7 @@ pub async fn kill_and_prove_gone(
     deadline: Duration,
 ) -> Result<GoneProof, KillError> {
     let until = Instant::now() + deadline;
-    let identity = match judge_or_fail(dir)? {
+    let identity = match judge_settled(dir, until).await.map_err(judge_failed(dir))? {
         Judgement::Alive(identity) => identity,
         Judgement::Gone(proof) => return Ok(settle(dir, proof).await),
         Judgement::Starting => {
@@ -109,7 +109,7 @@ pub(super) async fn wait_gone(
             source,
         })?;
     }
-    let proof = match judge_or_fail(dir)? {
+    let proof = match judge(dir).map_err(judge_failed(dir))? {
         Judgement::Gone(proof) => proof,
         // Its descriptor just said that it ended.
         Judgement::Alive(_) | Judgement::Starting => GoneProof::absent(identity.clone()),
@@ -117,6 +117,7 @@ pub(super) async fn wait_gone(
     Ok(settle(dir, proof).await)
 }
 
-fn judge_or_fail(dir: &ProcessDir) -> Result<Judgement, KillError> {
-    judge(dir).map_err(|source| KillError::Judge { dir: dir.path().to_owned(), source })
+fn judge_failed(dir: &ProcessDir) -> impl FnOnce(JudgeError) -> KillError {
+    let dir = dir.path().to_owned();
+    move |source| KillError::Judge { dir, source }
 }

@@ -1,8 +1,15 @@
 //! Whether the process of a directory lives, without talking to it.
 
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
 use super::identity::{IdentityError, Presence, ProcessIdentity};
 use super::proof::GoneProof;
 use super::record::{Exit, ExitRecord, ProcessDir, RecordError, now_ms};
+
+/// How often a start in progress is looked at. It takes some milliseconds.
+const STARTING_RETRY: Duration = Duration::from_millis(5);
 
 /// What the records and `/proc` say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +78,24 @@ pub fn judge(dir: &ProcessDir) -> Result<Judgement, JudgeError> {
     dir.write_exit(&record)?;
     drop(lock);
     Ok(Judgement::Gone(GoneProof::recorded(record)))
+}
+
+/// As [`judge`], but waits until `until` for a start in progress to end.
+///
+/// # Errors
+///
+/// As [`judge`].
+pub(super) async fn judge_settled(
+    dir: &ProcessDir,
+    until: Instant,
+) -> Result<Judgement, JudgeError> {
+    loop {
+        let judgement = judge(dir)?;
+        if judgement != Judgement::Starting || Instant::now() >= until {
+            return Ok(judgement);
+        }
+        sleep(STARTING_RETRY).await;
+    }
 }
 
 fn judge_identity(dir: &ProcessDir, identity: ProcessIdentity) -> Result<Judgement, JudgeError> {

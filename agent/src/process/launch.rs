@@ -23,6 +23,16 @@ use crate::shim::{ShimClient, ShimError};
 /// microseconds, and the guest stands still for each one that comes late.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
 
+/// What systemd puts into the environment of one service alone.
+const SYSTEMD_VARIABLES: [&str; 6] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+];
+
 /// How a shim comes to live outside of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LauncherKind {
@@ -77,6 +87,10 @@ impl Launcher {
             }
         };
         command.arg("shim").arg("--dir").arg(dir.path());
+        // What systemd tells the agent is not meant for a shim or its QEMU.
+        for variable in SYSTEMD_VARIABLES {
+            command.env_remove(variable);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use uuid::Uuid;
 
-use super::identity::{IdentityError, ProcessIdentity, vanished};
+use super::identity::{IdentityError, Presence, ProcessIdentity, vanished};
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,7 +85,12 @@ pub fn scan() -> Result<Scan, ScanError> {
                 continue;
             }
         };
-        let Some(kind) = classify(&argv) else { continue };
+        let Some(kind) = classify(&argv) else {
+            if half_ended_qemu(pid)? {
+                found.unreadable.push(pid);
+            }
+            continue;
+        };
         match fs::read_link(entry.path().join("ns/net")) {
             Ok(namespace) if namespace == own => {}
             Ok(_) => continue,
@@ -104,6 +109,18 @@ pub fn scan() -> Result<Scan, ScanError> {
         }
     }
     Ok(found)
+}
+
+/// Tells whether `pid` was a QEMU that has lost its arguments already, while
+/// a thread of it still hangs in the kernel and may yet write to a disk.
+fn half_ended_qemu(pid: u32) -> Result<bool, ScanError> {
+    let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if !comm.starts_with(b"qemu-system") || !cmdline.is_empty() {
+        return Ok(false);
+    }
+    let Some(identity) = ProcessIdentity::read(pid)? else { return Ok(false) };
+    Ok(identity.presence()? == Presence::Present)
 }
 
 #[derive(Debug, PartialEq, Eq)]

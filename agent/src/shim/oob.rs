@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use vmferry_qmp::EventView;
 
 use super::log::note;
@@ -10,12 +10,16 @@ use super::protocol::{Failure, MigrationSeen};
 use super::state::{Oob, State};
 use crate::monitor::{Heard, Monitor, MonitorError};
 
-/// The first and the longest pause between two tries.
-///
-/// QEMU binds its monitors some 50 ms after exec; if it has not after a
-/// while, it allocates a large guest's memory.
-const RETRY: Duration = Duration::from_millis(2);
-const RETRY_MAX: Duration = Duration::from_millis(500);
+/// How often the socket is tried while QEMU most likely is about to bind it,
+/// some 50 ms after exec: the guest must not begin to move without a way in.
+const RETRY_FAST: Duration = Duration::from_millis(2);
+
+/// How long that is.
+const FAST_FOR: Duration = Duration::from_secs(2);
+
+/// How often it is tried later, when QEMU allocates a large guest's memory or
+/// the connection broke.
+const RETRY: Duration = Duration::from_millis(200);
 
 /// How long a connection that was accepted waits for its greeting.
 const GREETING_DEADLINE: Duration = Duration::from_secs(60);
@@ -25,14 +29,13 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(60);
 /// Never returns; the owner ends it with the shim.
 pub(super) async fn keep(state: &State) {
     let path = state.dir.oob_socket();
-    let mut pause = RETRY;
+    let begun = Instant::now();
     loop {
         match Monitor::connect(&path, GREETING_DEADLINE).await {
             Ok(monitor) => {
                 if !monitor.oob() {
                     note(&state.dir, "this QEMU offers no out-of-band execution");
                 }
-                pause = RETRY;
                 let mut events = monitor.events();
                 state.oob.send_replace(Oob::Connected(monitor.clone()));
                 while let Some(heard) = events.next().await {
@@ -45,8 +48,8 @@ pub(super) async fn keep(state: &State) {
                 state.oob.send_replace(Oob::Disconnected { reason: error.to_string() });
             }
         }
-        sleep(pause).await;
-        pause = pause.saturating_mul(2).min(RETRY_MAX);
+        let fast = Instant::now().duration_since(begun) < FAST_FOR;
+        sleep(if fast { RETRY_FAST } else { RETRY }).await;
     }
 }
 

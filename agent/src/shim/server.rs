@@ -117,7 +117,12 @@ async fn serve(dir: &ProcessDir, listener: StdListener, started: Started) {
             let watched = Arc::clone(&state);
             tasks.spawn(async move { exit::watch(&watched, child).await });
             let kept = Arc::clone(&state);
-            tasks.spawn(async move { oob::keep(&kept).await });
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = oob::keep(&kept) => {}
+                    _ = kept.exited() => {}
+                }
+            });
             let bounded = dir.clone();
             tasks.spawn(async move {
                 if let Err(error) = log::bound(&bounded).await {
@@ -134,8 +139,8 @@ async fn serve(dir: &ProcessDir, listener: StdListener, started: Started) {
             state
         }
     };
-    let noted = dir.clone();
-    tasks.spawn(async move { withstand_signals(&noted).await });
+    let asked = Arc::clone(&state);
+    tasks.spawn(async move { withstand_signals(&asked).await });
     let accepting = Arc::clone(&state);
     tasks.spawn(async move {
         if let Err(error) = accept(&accepting, listener).await {
@@ -145,22 +150,24 @@ async fn serve(dir: &ProcessDir, listener: StdListener, started: Started) {
     state.exited().await;
     tokio::select! {
         () = state.bye.notified() => {}
+        () = state.asked_to_end.notified() => {}
         () = sleep(GRACE) => {}
     }
 }
 
-/// Notes the signals that would end us, and nothing else.
+/// Notes the signals that would end us, and does not follow them while QEMU
+/// lives. Afterwards nothing holds up the host's shutdown.
 ///
 /// They are caught rather than ignored: an ignored signal stays ignored over
 /// exec, and QEMU could not be asked to end by SIGTERM any more.
-async fn withstand_signals(dir: &ProcessDir) {
+async fn withstand_signals(state: &State) {
     let caught = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
         signal(SignalKind::hangup()),
     );
     let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = caught else {
-        note(dir, "signals cannot be caught");
+        note(&state.dir, "signals cannot be caught");
         return;
     };
     loop {
@@ -169,7 +176,8 @@ async fn withstand_signals(dir: &ProcessDir) {
             _ = interrupt.recv() => "SIGINT",
             _ = hangup.recv() => "SIGHUP",
         };
-        note(dir, &format!("{name} came and was not followed: the guest still runs"));
+        note(&state.dir, &format!("{name} came and is followed only once QEMU has ended"));
+        state.asked_to_end.notify_one();
     }
 }
 

@@ -28,7 +28,10 @@ pub(super) struct State {
     pub(super) process: Option<PidFd>,
     pub(super) exit: watch::Sender<Option<ExitRecord>>,
     pub(super) oob: watch::Sender<Oob>,
+    /// A client has read the exit record.
     pub(super) bye: Notify,
+    /// A signal came. Remembered until QEMU has ended.
+    pub(super) asked_to_end: Notify,
     migrations: Mutex<VecDeque<MigrationSeen>>,
 }
 
@@ -46,6 +49,7 @@ impl State {
             exit: watch::channel(None).0,
             oob: watch::channel(not_yet).0,
             bye: Notify::new(),
+            asked_to_end: Notify::new(),
             migrations: Mutex::default(),
         }
     }
