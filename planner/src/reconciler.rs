@@ -74,6 +74,10 @@ async fn once(planner: &Arc<Planner>, queue: &mut Queue, woken: Woken) -> Result
     // The oldest first: room that is freed goes to who waited longest.
     rows.reverse();
     queue.tried.retain(|id, _| rows.iter().any(|row| row.migration.id == *id));
+    let actions = planner.store().open_power().await?;
+    planner.live.sweep(|id| {
+        rows.iter().any(|row| row.migration.id == id) || actions.iter().any(|of| of.id == id)
+    });
     for row in rows {
         if let Phase::Queued { .. } = row.migration.phase {
             if queue.due(row.migration.id, woken, planner.parts.config.policy.queue_retry) {
@@ -83,7 +87,7 @@ async fn once(planner: &Arc<Planner>, queue: &mut Queue, woken: Woken) -> Result
             planner.drive(row.migration.id, Drives::Migration);
         }
     }
-    for action in planner.store().open_power().await? {
+    for action in actions {
         planner.drive(action.id, Drives::Power);
     }
     Ok(())

@@ -1,0 +1,104 @@
+//! The limits that a source's agent keeps by itself: hold, stall, time (rule R10).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use vmferry_planner_core::evidence::TransferState;
+use vmferry_types::VmId;
+
+use super::Agent;
+use super::learn::{Judged, age};
+use crate::bugs::Bug;
+use crate::journal::Order;
+
+/// How often limits are looked at.
+const TICK: Duration = Duration::from_millis(250);
+const HOLD_MS: u64 = 10_000;
+
+impl Agent {
+    /// Keeps the limits of all transfers, for good.
+    pub(super) async fn watch_limits(&self) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            let vms: Vec<VmId> = self.world.with(|state| {
+                let Some(host) = state.host(&self.host) else { return Vec::new() };
+                host.journal
+                    .records
+                    .iter()
+                    .filter(|(_, record)| {
+                        record.outgoing().is_some_and(|sent| sent.order == Order::Open)
+                    })
+                    .map(|(vm, _)| *vm)
+                    .collect()
+            });
+            for vm in vms {
+                if self.due(vm).is_some() {
+                    self.give_up(vm).await;
+                }
+            }
+        }
+    }
+
+    /// Says why a transfer is to be called back, if it is.
+    fn due(&self, vm: VmId) -> Option<String> {
+        let record = self.record(vm)?;
+        let sent = record.outgoing().filter(|sent| sent.order == Order::Open)?.clone();
+        let Some(Judged::Alive(pid)) = self.judge(record.process()?) else { return None };
+        let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsHold));
+        let hold = if record.hold_limit_ms == 0 { HOLD_MS } else { record.hold_limit_ms };
+        let limit = |value: u64, default| {
+            Duration::from_millis(if value == 0 { default } else { value })
+        };
+        self.world.with(|state| {
+            let (transfer, bytes) = state.qemu(&self.host, pid).map(|q| (q.transfer, q.bytes))?;
+            let now = Instant::now();
+            let lane = state.agent_mut(&self.host)?.lane(vm);
+            let began = *lane.began.get_or_insert(now);
+            if bytes != lane.bytes {
+                lane.bytes = bytes;
+                lane.progressed = now;
+            }
+            if transfer == TransferState::PreSwitchover {
+                let since = *lane.still_since.get_or_insert(now);
+                let quiet = age(since).min(age(lane.heard));
+                return (quiet >= Duration::from_millis(hold) && !(forgets && self.incarnation > 1))
+                    .then(|| "no driver was heard".to_owned());
+            }
+            lane.still_since = None;
+            let moving = matches!(transfer, TransferState::Setup | TransferState::Active);
+            if !moving {
+                return None;
+            }
+            if age(lane.progressed.max(began)) >= limit(sent.stall_ms, 30_000) {
+                return Some("no byte crossed".to_owned());
+            }
+            (age(began) >= limit(sent.timeout_ms, 3_600_000)).then(|| "out of time".to_owned())
+        })
+    }
+
+    /// Takes the transfer back by itself, behind any command in progress.
+    async fn give_up(&self, vm: VmId) {
+        let _lane = self.lock(vm).await;
+        self.step().await;
+        let Some(cause) = self.due(vm) else { return };
+        let Some(record) = self.record(vm) else { return };
+        let pid = match record.process().and_then(|process| self.judge(process)) {
+            Some(Judged::Alive(pid)) => pid,
+            Some(Judged::Gone { .. }) | None => return,
+        };
+        self.world.note(|| format!("host {}: gives up: {cause}", self.host));
+        let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsGivingUp));
+        if !forgets {
+            self.write(vm, |record| {
+                if let Some(sent) = record.outgoing_mut() {
+                    sent.order = Order::GaveUp(cause);
+                }
+            });
+        }
+        self.step().await;
+        // What is not called back now is by the next command, or by the next agent's first look.
+        if let Err(refusal) = self.call_back(pid).await {
+            self.world.note(|| format!("host {}: {}", self.host, refusal.message));
+        }
+    }
+}

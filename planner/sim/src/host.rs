@@ -1,0 +1,335 @@
+//! A simulated host: what its kernel runs, what its disk keeps, and how either ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use vmferry_planner_core::evidence::{RunState, TransferState};
+use vmferry_types::{Bytes, HostId, VmId};
+
+use crate::agent::AgentProcess;
+use crate::journal::{Cont, Journal, Part};
+use crate::qemu::Qemu;
+use crate::world::{Invariant, State};
+
+/// One host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) up: bool,
+    pub(crate) boot: u32,
+    /// It never comes back.
+    pub(crate) for_good: bool,
+    pub(crate) journal: Journal,
+    pub(crate) qemus: BTreeMap<u32, Qemu>,
+    /// What shims wrote of exits, by launch. Gone with the boot.
+    pub(crate) exits: BTreeMap<u64, Exit>,
+    /// Taps, by launch. Gone with the boot.
+    pub(crate) taps: BTreeSet<u64>,
+    pub(crate) agent: Option<AgentProcess>,
+    /// How many agents there were.
+    pub(crate) agents: u64,
+    pub(crate) memory: Bytes,
+    next_pid: u32,
+    next_port: u16,
+}
+
+/// How a QEMU process ended, as its shim wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct Exit {
+    pub(crate) pid: u32,
+    pub(crate) start_time: u64,
+    pub(crate) ended: String,
+    pub(crate) by_guest: bool,
+}
+
+/// Who ends a QEMU process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Killer {
+    /// A command of a planner.
+    Command,
+    /// Nobody.
+    Fate,
+    /// Itself, because its incoming migration failed.
+    Itself,
+    /// The guest turned itself off.
+    Guest,
+}
+
+impl Host {
+    pub(crate) fn new(memory: Bytes) -> Self {
+        Self {
+            up: true,
+            boot: 1,
+            for_good: false,
+            journal: Journal::default(),
+            qemus: BTreeMap::new(),
+            exits: BTreeMap::new(),
+            taps: BTreeSet::new(),
+            agent: None,
+            agents: 0,
+            memory,
+            next_pid: 100,
+            next_port: 0,
+        }
+    }
+
+    pub(crate) fn boot_id(&self, host: &HostId) -> String {
+        format!("{host}-boot-{}", self.boot)
+    }
+
+    pub(crate) fn by_launch(&self, launch: u64) -> Option<&Qemu> {
+        self.qemus.values().find(|qemu| qemu.launch == launch)
+    }
+
+    pub(crate) fn by_launch_mut(&mut self, launch: u64) -> Option<&mut Qemu> {
+        self.qemus.values_mut().find(|qemu| qemu.launch == launch)
+    }
+
+    pub(crate) fn fresh_port(&mut self) -> u16 {
+        self.next_port = self.next_port.wrapping_add(1) % 1000;
+        49_152 + self.next_port
+    }
+}
+
+impl State {
+    pub(crate) fn host(&self, id: &HostId) -> Option<&Host> {
+        self.hosts.get(id)
+    }
+
+    pub(crate) fn qemu_mut(&mut self, host: &HostId, pid: u32) -> Option<&mut Qemu> {
+        self.hosts.get_mut(host)?.qemus.get_mut(&pid)
+    }
+
+    pub(crate) fn qemu(&self, host: &HostId, pid: u32) -> Option<&Qemu> {
+        self.hosts.get(host)?.qemus.get(&pid)
+    }
+
+    /// Starts a QEMU process that stands still; returns its pid.
+    pub(crate) fn start_process(
+        &mut self,
+        host: &HostId,
+        vm: VmId,
+        launch: u64,
+        run: RunState,
+    ) -> Option<u32> {
+        let start_time = self.monotonic_us() / 10_000;
+        let there = self.hosts.get_mut(host)?;
+        there.next_pid += 1;
+        let pid = there.next_pid;
+        there.taps.insert(launch);
+        there.qemus.insert(
+            pid,
+            Qemu {
+                vm,
+                pid,
+                start_time,
+                launch,
+                run,
+                transfer: TransferState::None,
+                attempt: 0,
+                error: String::new(),
+                bytes: 0,
+                image: 0,
+                silent: false,
+                autostart: false,
+                port: None,
+                channel: None,
+                stopped_at_us: 0,
+                resumed_at_us: 0,
+            },
+        );
+        self.note(|| format!("host {host}: QEMU {pid} of {} starts", short(vm)));
+        self.check_memory(host);
+        self.ring(host, vm);
+        Some(pid)
+    }
+
+    /// Lets vCPUs run, and checks that they may.
+    pub(crate) fn run_vcpus(&mut self, host: &HostId, pid: u32, why: &str) {
+        let now = self.monotonic_us();
+        let Some(qemu) = self.qemu_mut(host, pid) else { return };
+        if qemu.run == RunState::Running {
+            return;
+        }
+        qemu.run = RunState::Running;
+        qemu.resumed_at_us = now;
+        let (vm, image) = (qemu.vm, qemu.image);
+        self.note(|| format!("host {host}: QEMU {pid} of {} RUNS ({why})", short(vm)));
+        let Some(guest) = self.guests.get(&vm).cloned() else { return };
+        if let Some((other, other_pid)) = &guest.runs
+            && (other, *other_pid) != (host, pid)
+        {
+            self.violated(
+                Invariant::OneRuns,
+                format!("{} runs on {other} (QEMU {other_pid}) and on {host} (QEMU {pid})", short(vm)),
+            );
+        }
+        if image != guest.head {
+            self.violated(
+                Invariant::NoOlderPast,
+                format!("{} goes on at {host} from an older past than it had", short(vm)),
+            );
+        }
+        let head = self.fresh();
+        if let Some(qemu) = self.qemu_mut(host, pid) {
+            qemu.image = head;
+        }
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            guest.head = head;
+            guest.runs = Some((host.clone(), pid));
+        }
+        self.ring(host, vm);
+    }
+
+    /// Stops vCPUs, if they run.
+    pub(crate) fn stop_vcpus(&mut self, host: &HostId, pid: u32, run: RunState) {
+        let now = self.monotonic_us();
+        let Some(qemu) = self.qemu_mut(host, pid) else { return };
+        if qemu.run == RunState::Running {
+            qemu.stopped_at_us = now;
+        }
+        qemu.run = run;
+        let vm = qemu.vm;
+        if let Some(guest) = self.guests.get_mut(&vm)
+            && guest.runs.as_ref() == Some(&(host.clone(), pid))
+        {
+            guest.runs = None;
+        }
+        self.ring(host, vm);
+    }
+
+    /// Ends a QEMU process; its shim writes how.
+    pub(crate) fn end_process(&mut self, host: &HostId, pid: u32, ended: &str, killer: Killer) {
+        let Some(qemu) = self.hosts.get_mut(host).and_then(|host| host.qemus.remove(&pid)) else {
+            return;
+        };
+        self.note(|| format!("host {host}: QEMU {pid} of {} ends ({ended}, {killer:?})", short(qemu.vm)));
+        if let Some(there) = self.hosts.get_mut(host) {
+            let exit = Exit {
+                pid,
+                start_time: qemu.start_time,
+                ended: ended.to_owned(),
+                by_guest: killer == Killer::Guest,
+            };
+            there.exits.insert(qemu.launch, exit);
+        }
+        self.settle_end(host, &qemu, ended, killer);
+        self.ring(host, qemu.vm);
+    }
+
+    /// Keeps the books of the guest whose process is gone.
+    fn settle_end(&mut self, host: &HostId, qemu: &Qemu, ended: &str, killer: Killer) {
+        if killer == Killer::Fate {
+            self.counts.qemu_deaths += 1;
+        }
+        if let Some(channel) = qemu.channel {
+            self.break_channel(channel, "the other end is gone");
+        }
+        let copies = self
+            .hosts
+            .values()
+            .flat_map(|host| host.qemus.values())
+            .any(|other| other.vm == qemu.vm && other.image == qemu.image);
+        // A receiver that was told to go on counts as one that did: nobody can tell.
+        let maybe_ran = self.hosts.get(host).is_some_and(|there| {
+            there.journal.records.get(&qemu.vm).is_some_and(|record| match &record.part {
+                Part::Receiver { process, cont, .. } => {
+                    process.launch == qemu.launch && *cont == Cont::Ordered
+                }
+                Part::Absent | Part::Stopped | Part::Running { .. } => false,
+            })
+        });
+        let Some(guest) = self.guests.get_mut(&qemu.vm) else { return };
+        if guest.runs.as_ref() == Some(&(host.clone(), qemu.pid)) {
+            guest.runs = None;
+        }
+        if qemu.image != guest.head || (copies && !maybe_ran) {
+            return;
+        }
+        match killer {
+            Killer::Guest => guest.off = true,
+            Killer::Fate | Killer::Itself => {
+                guest.lost.get_or_insert_with(|| format!("{ended} on {host}"));
+            }
+            Killer::Command => {
+                if guest.lost.is_none() && !guest.off {
+                    self.violated(
+                        Invariant::NotLost,
+                        format!("the last copy of {} is ended on {host} by command", short(qemu.vm)),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Kills the agent's process; what it runs goes on.
+    pub(crate) fn kill_agent(&mut self, host: &HostId) {
+        let Some(agent) = self.hosts.get_mut(host).and_then(|host| host.agent.take()) else { return };
+        agent.token.cancel();
+        self.counts.agent_deaths += 1;
+        self.note(|| format!("host {host}: agent dies"));
+    }
+
+    /// The host loses power: all that is not on its disk is gone.
+    pub(crate) fn crash_host(&mut self, host: &HostId) {
+        if !self.host(host).is_some_and(|host| host.up) {
+            return;
+        }
+        self.counts.host_crashes += 1;
+        self.note(|| format!("host {host} crashes"));
+        self.kill_agent(host);
+        let pids: Vec<u32> =
+            self.host(host).map(|host| host.qemus.keys().copied().collect()).unwrap_or_default();
+        for pid in pids {
+            self.end_process(host, pid, "the host crashed", Killer::Fate);
+        }
+        if let Some(there) = self.hosts.get_mut(host) {
+            there.up = false;
+            there.exits.clear();
+            there.taps.clear();
+        }
+    }
+
+    pub(crate) fn boot_host(&mut self, host: &HostId) {
+        let Some(there) = self.hosts.get_mut(host) else { return };
+        if there.up || there.for_good {
+            return;
+        }
+        there.up = true;
+        there.boot += 1;
+        self.note(|| format!("host {host} boots"));
+    }
+
+    /// I3: what runs on a host fits into it.
+    fn check_memory(&mut self, host: &HostId) {
+        let Some(there) = self.hosts.get(host) else { return };
+        let used = there.qemus.values().fold(Bytes::ZERO, |sum, qemu| {
+            sum.plus(self.guests.get(&qemu.vm).map_or(Bytes::ZERO, |guest| guest.memory))
+        });
+        if used > there.memory {
+            let total = there.memory;
+            self.violated(
+                Invariant::Capacity,
+                format!("QEMU processes on {host} may use {used} of {total}"),
+            );
+        }
+    }
+
+    /// Makes a new agent's process.
+    pub(crate) fn start_agent(&mut self, host: &HostId) -> Option<u64> {
+        let there = self.hosts.get_mut(host)?;
+        if !there.up || there.agent.is_some() {
+            return None;
+        }
+        there.agents += 1;
+        let incarnation = there.agents;
+        there.agent = Some(AgentProcess::new(incarnation, CancellationToken::new(), Instant::now()));
+        self.note(|| format!("host {host}: agent {incarnation} starts"));
+        Some(incarnation)
+    }
+}
+
+/// The end of an id, which tells simulated ones apart.
+pub(crate) fn short(vm: VmId) -> String {
+    format!("vm{}", vm.as_u128())
+}

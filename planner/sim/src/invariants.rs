@@ -1,0 +1,251 @@
+//! What must hold at every moment, and what must hold once all is calm (DESIGN §7).
+
+use std::collections::BTreeMap;
+
+use vmferry_planner::store::{LogRow, MigrationRow};
+use vmferry_planner_core::migration::{Entry, Event, Migration};
+use vmferry_types::{Bytes, HostId, PhaseLabel, PowerState, VmId};
+
+use crate::host::short;
+use crate::journal::Part;
+use crate::store::Open;
+use crate::world::{Invariant, State};
+
+/// Checked at every write of the store.
+impl State {
+    /// A migration was opened.
+    pub(crate) fn admitted(&mut self, row: &MigrationRow) {
+        self.counts.opened += 1;
+        let (vm, phase) = (short(row.migration.vm), row.migration.label());
+        let destination = row.migration.destination().cloned();
+        self.note(|| format!("migration of {vm} from {} to {destination:?} is {phase}", row.migration.source));
+        let generation = row.migration.books().generation;
+        self.ledger.entry(row.migration.vm).or_insert(generation);
+    }
+
+    /// A row was written: I2, I8.
+    pub(crate) fn committed(&mut self, before: &Migration, row: &MigrationRow, entries: &[Entry]) {
+        let vm = row.migration.vm;
+        let mut at = before.clone();
+        for entry in entries {
+            let phase = entry.after.label();
+            self.note(|| {
+                format!("migration of {}: {} -> {phase} (claim {})", short(vm), entry.event.label(), row.claim)
+            });
+            match at.apply(&entry.event) {
+                Ok(after) if after == entry.after => at = after,
+                Ok(_) | Err(_) => {
+                    self.violated(Invariant::Replays, format!("{} does not lead there", entry.event.label()));
+                }
+            }
+        }
+        if at != row.migration {
+            self.violated(Invariant::Replays, format!("the row of {} is not what was decided", short(vm)));
+        }
+        let generation = row.migration.books().generation;
+        let newest = self.ledger.entry(vm).or_insert(generation);
+        if generation < *newest {
+            let newest = *newest;
+            self.violated(
+                Invariant::Generations,
+                format!("a row of {} goes from generation {newest} back to {generation}", short(vm)),
+            );
+        } else {
+            *newest = generation;
+        }
+        if row.migration.label().is_terminal() && !before.label().is_terminal() {
+            *self.counts.ended.entry(row.migration.label()).or_default() += 1;
+        }
+    }
+
+    /// I3: what is promised on a host fits into it; and a VM is given to one migration at a time.
+    pub(crate) fn check_books(&mut self) {
+        let mut over = Vec::new();
+        for (id, host) in &self.hosts {
+            let mut promised: BTreeMap<VmId, Bytes> = host
+                .qemus
+                .values()
+                .map(|qemu| {
+                    let memory = self.guests.get(&qemu.vm).map_or(Bytes::ZERO, |guest| guest.memory);
+                    (qemu.vm, memory)
+                })
+                .collect();
+            for (reservation, open) in self.tables.reservations.values() {
+                if reservation.host == *id && *open == Open::Yes {
+                    let entry = promised.entry(reservation.vm).or_default();
+                    *entry = (*entry).max(reservation.memory);
+                }
+            }
+            let sum = promised.values().fold(Bytes::ZERO, |sum, memory| sum.plus(*memory));
+            if sum > host.memory {
+                over.push(format!("{sum} of {} are promised on {id}", host.memory));
+            }
+        }
+        for what in over {
+            self.violated(Invariant::Capacity, what);
+        }
+        let mut open: BTreeMap<VmId, u32> = BTreeMap::new();
+        for row in self.tables.migrations.values().filter(|row| row.ended_us.is_none()) {
+            *open.entry(row.migration.vm).or_default() += 1;
+        }
+        if let Some((vm, _)) = open.iter().find(|(_, count)| **count > 1) {
+            let what = format!("{} is given to two migrations", short(*vm));
+            self.violated(Invariant::NothingLeaks, what);
+        }
+    }
+}
+
+/// Checked once all is calm.
+impl State {
+    /// Checks what must have come of everything; `trouble` says what open migrations wait for.
+    pub(crate) fn check_end(&mut self, trouble: &BTreeMap<VmId, String>) {
+        let mut found: Vec<(Invariant, String)> = Vec::new();
+        for row in self.tables.migrations.values() {
+            self.check_row(row, trouble, &mut found);
+        }
+        for (reservation, open) in self.tables.reservations.values() {
+            let ended = self
+                .tables
+                .migrations
+                .get(&reservation.admission)
+                .is_none_or(|row| row.ended_us.is_some());
+            if *open == Open::Yes && ended {
+                let what = format!("{} is still reserved on {}", short(reservation.vm), reservation.host);
+                found.push((Invariant::Capacity, what));
+            }
+        }
+        let stuck: Vec<VmId> = self
+            .tables
+            .migrations
+            .values()
+            .filter(|row| row.ended_us.is_none())
+            .map(|row| row.migration.vm)
+            .collect();
+        let vms: Vec<VmId> = self.guests.keys().copied().collect();
+        for vm in vms.into_iter().filter(|vm| !stuck.contains(vm)) {
+            self.check_guest(vm, &mut found);
+            self.check_leaks(vm, &mut found);
+        }
+        for (invariant, what) in found {
+            self.violated(invariant, what);
+        }
+    }
+
+    /// Whether a host is gone for good, or its journal is: what hangs on it may stay stuck.
+    fn hopeless(&self, host: &HostId) -> bool {
+        self.host(host).is_none_or(|host| host.for_good || host.journal.lost)
+    }
+
+    fn check_row(
+        &self,
+        row: &MigrationRow,
+        trouble: &BTreeMap<VmId, String>,
+        found: &mut Vec<(Invariant, String)>,
+    ) {
+        let migration = &row.migration;
+        let vm = short(migration.vm);
+        if row.ended_us.is_none() {
+            let excused = self.hopeless(&migration.source)
+                || migration.destination().is_some_and(|host| self.hopeless(host));
+            let named = trouble.get(&migration.vm).filter(|text| !text.is_empty());
+            if !excused || named.is_none() {
+                let what = format!(
+                    "the migration of {vm} is stuck: {:?}; it waits for {named:?}",
+                    migration.phase
+                );
+                found.push((Invariant::Ends, what));
+            }
+        } else if let Some(effect) = migration.outstanding() {
+            let what = format!("the ended migration of {vm} still owes {}", effect.label());
+            found.push((Invariant::NothingLeaks, what));
+        }
+        let log = self.tables.logs.get(&migration.id).map(Vec::as_slice).unwrap_or_default();
+        match replay(log) {
+            Ok(replayed) if replayed == *migration => {}
+            Ok(_) => found.push((Invariant::Replays, format!("the log of {vm} leads elsewhere"))),
+            Err(why) => found.push((Invariant::Replays, format!("the log of {vm}: {why}"))),
+        }
+        if migration.label() == PhaseLabel::Failed {
+            let lost = self.guests.get(&migration.vm).is_some_and(|guest| guest.lost.is_some() || guest.off);
+            if !lost {
+                let what = format!("{vm} is given up though nothing happened to it: {:?}", migration.phase.cause());
+                found.push((Invariant::NotLost, what));
+            }
+        }
+    }
+
+    /// I5: who was not lost runs, where the store says.
+    fn check_guest(&self, vm: VmId, found: &mut Vec<(Invariant, String)>) {
+        let (Some(guest), Some(row)) = (self.guests.get(&vm), self.tables.vms.get(&vm)) else { return };
+        let owner = row.host.clone();
+        if guest.lost.is_none() && !guest.off {
+            let runs = guest.runs.as_ref().map(|(host, _)| host.clone());
+            if runs.is_none() || runs != owner {
+                let what = format!("{} runs on {runs:?}, and is the store's on {owner:?}", short(vm));
+                found.push((Invariant::NotLost, what));
+            }
+            if row.power != PowerState::Running {
+                let what = format!("{} runs, and the store says {}: {}", short(vm), row.power, row.error);
+                found.push((Invariant::NotLost, what));
+            }
+        } else if row.power == PowerState::Running && guest.runs.is_none() {
+            let excused = owner.is_none_or(|host| self.hopeless(&host));
+            if !excused {
+                let what = format!("{} is gone ({:?}), and the store says that it runs", short(vm), guest.lost);
+                found.push((Invariant::NothingLeaks, what));
+            }
+        }
+    }
+
+    /// I7: no process and no tap that nobody owns.
+    fn check_leaks(&self, vm: VmId, found: &mut Vec<(Invariant, String)>) {
+        let owner = self.tables.vms.get(&vm).and_then(|row| row.host.clone());
+        for (id, host) in &self.hosts {
+            if !host.up || host.journal.lost {
+                continue;
+            }
+            for qemu in host.qemus.values().filter(|qemu| qemu.vm == vm) {
+                if owner.as_ref() != Some(id) {
+                    let what = format!("QEMU {} of {} is left on {id}", qemu.pid, short(vm));
+                    found.push((Invariant::NothingLeaks, what));
+                }
+            }
+        }
+    }
+
+    /// I7: no tap without a process that is known.
+    pub(crate) fn check_taps(&mut self) {
+        let mut found = Vec::new();
+        for (id, host) in &self.hosts {
+            for tap in &host.taps {
+                let known = host.journal.records.values().any(|record| match &record.part {
+                    Part::Running { process, .. } | Part::Receiver { process, .. } => {
+                        process.launch == *tap
+                    }
+                    Part::Absent | Part::Stopped => false,
+                });
+                if !known {
+                    found.push(format!("tap {tap} is left on {id}"));
+                }
+            }
+        }
+        for what in found {
+            self.violated(Invariant::NothingLeaks, what);
+        }
+    }
+}
+
+/// Reads a log back into a row.
+fn replay(log: &[LogRow]) -> Result<Migration, String> {
+    let (opened, rest) = log.split_first().ok_or("there is none")?;
+    let mut migration: Migration =
+        serde_json::from_str(&opened.body).map_err(|error| error.to_string())?;
+    for row in rest {
+        let event: Event = serde_json::from_str(&row.body).map_err(|error| error.to_string())?;
+        migration = migration.apply(&event).map_err(|error| format!("{}: {error}", row.event))?;
+        if migration.label() != row.phase {
+            return Err(format!("{} leads to {}, not {}", row.event, migration.label(), row.phase));
+        }
+    }
+    Ok(migration)
+}

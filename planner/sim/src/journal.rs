@@ -1,0 +1,155 @@
+//! What a simulated agent writes down: survives its death, and its host's.
+
+use std::collections::BTreeMap;
+
+use vmferry_proto::v1::{ExecuteReply, ExecuteRequest, GoneProof};
+use vmferry_types::{Generation, MigrationId, Role, VmId};
+
+use crate::fence::Fence;
+use crate::qemu::Snapshot;
+
+/// A host's journal.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    pub(crate) records: BTreeMap<VmId, Record>,
+    /// It was lost: what it does not hold proves nothing (rule R3).
+    pub(crate) lost: bool,
+}
+
+/// What is written down of one VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) fence: Fence<ExecuteRequest, ExecuteReply>,
+    pub(crate) hold_limit_ms: u64,
+    pub(crate) part: Part,
+    pub(crate) ended: Option<Ended>,
+}
+
+/// What the host has of the VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Part {
+    #[default]
+    Absent,
+    Stopped,
+    Running {
+        process: Process,
+        outgoing: Option<Outgoing>,
+    },
+    Receiver {
+        process: Process,
+        migration: MigrationId,
+        port: Option<u16>,
+        cont: Cont,
+    },
+}
+
+/// A QEMU process, written down before it is started.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    /// Names the launch: its directory, in which the shim writes the exit.
+    pub(crate) launch: u64,
+    pub(crate) boot_id: String,
+    pub(crate) identity: Option<(u32, u64)>,
+    pub(crate) generation: Generation,
+    pub(crate) admission: MigrationId,
+}
+
+/// An attempt to send the guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) migration: MigrationId,
+    /// What QEMU said of its migration before it was told to send.
+    pub(crate) before: Snapshot,
+    pub(crate) issue: Issue,
+    pub(crate) order: Order,
+    pub(crate) timeout_ms: u64,
+    pub(crate) stall_ms: u64,
+}
+
+/// Whether QEMU took the command to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Issue {
+    Intended,
+    Accepted,
+    Refused,
+}
+
+/// What was decided about an attempt's end, before QEMU hears it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Open,
+    Handed,
+    GaveUp(String),
+    TakenBack(String),
+}
+
+/// Whether a receiver was told to let its guest run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cont {
+    Never,
+    Ordered,
+}
+
+/// How the last process of a VM ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub(crate) migration: Option<MigrationId>,
+    pub(crate) proof: GoneProof,
+    pub(crate) cont: Cont,
+}
+
+impl Record {
+    pub(crate) const fn role(&self) -> Role {
+        match self.part {
+            Part::Absent => Role::Absent,
+            Part::Stopped => Role::Stopped,
+            Part::Running { .. } => Role::Running,
+            Part::Receiver { .. } => Role::Receiver,
+        }
+    }
+
+    pub(crate) const fn process(&self) -> Option<&Process> {
+        match &self.part {
+            Part::Absent | Part::Stopped => None,
+            Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
+        }
+    }
+
+    pub(crate) const fn process_mut(&mut self) -> Option<&mut Process> {
+        match &mut self.part {
+            Part::Absent | Part::Stopped => None,
+            Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
+        }
+    }
+
+    /// Returns the attempt to send that belongs to the current admission.
+    pub(crate) fn outgoing(&self) -> Option<&Outgoing> {
+        match &self.part {
+            Part::Running { outgoing, .. } => {
+                outgoing.as_ref().filter(|sent| Some(sent.migration) == self.fence.migration)
+            }
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    pub(crate) fn outgoing_mut(&mut self) -> Option<&mut Outgoing> {
+        let migration = self.fence.migration;
+        match &mut self.part {
+            Part::Running { outgoing, .. } => {
+                outgoing.as_mut().filter(|sent| Some(sent.migration) == migration)
+            }
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Says whether the guest may have run in the process of this record, or in its last one.
+    pub(crate) fn continued(&self) -> Cont {
+        match &self.part {
+            Part::Running { .. } => Cont::Ordered,
+            Part::Receiver { cont, .. } => *cont,
+            Part::Absent | Part::Stopped => {
+                self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont)
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The store in memory, as each planner sees it: any call may be slow, and any may be its last.
+
+mod tables;
+
+use std::sync::Arc;
+
+use vmferry_planner::store::{
+    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
+    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, PowerAction, Reservation,
+    SavedHost, Store, StoreError, Stored, TakeOver, VmRow,
+};
+use vmferry_planner_core::migration::{Event, Migration};
+use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+
+pub(crate) use tables::{Open, Tables, Write};
+
+use crate::bugs::Bug;
+use crate::life::Life;
+use crate::world::{PointKind, State};
+
+/// The store, for one life of a planner.
+#[derive(Debug)]
+pub(crate) struct SimStore {
+    pub(crate) life: Arc<Life>,
+}
+
+impl SimStore {
+    /// Carries one transaction out, unless the planner dies first; it may die before it hears.
+    async fn call<T>(
+        &self,
+        kind: PointKind,
+        work: impl FnOnce(&mut State) -> T + Send,
+    ) -> T {
+        let dies_after = self.life.before(kind).await;
+        let wait = self.life.world.with(|state| {
+            let max = state.weather.store_max;
+            state.dice.store.millis(0, max)
+        });
+        tokio::time::sleep(wait).await;
+        let outcome = self.life.world.with(work);
+        self.life.after(dies_after).await;
+        let wait = self.life.world.with(|state| state.dice.store.millis(0, 1));
+        tokio::time::sleep(wait).await;
+        outcome
+    }
+
+    async fn read<T>(&self, work: impl FnOnce(&Tables) -> T + Send) -> Result<T, StoreError> {
+        Ok(self.call(PointKind::StoreRead, |state| work(&state.tables)).await)
+    }
+
+    async fn write<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut State) -> T + Send,
+    ) -> T {
+        let life = Arc::clone(&self.life);
+        self.call(PointKind::StoreWrite, move |state| {
+            let planner = life.number;
+            state.note(|| format!("planner {planner}: store: {what}"));
+            let outcome = work(state);
+            state.check_books();
+            outcome
+        })
+        .await
+    }
+}
+
+impl Store for SimStore {
+    fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
+        Box::pin(self.read(|tables| tables.hosts.values().cloned().collect()))
+    }
+
+    fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
+        Box::pin(async { Ok(self.write("save_host", |state| state.tables.save_host(host)).await) })
+    }
+
+    fn vms(&self) -> Stored<'_, Vec<VmRow>> {
+        Box::pin(self.read(|tables| tables.vms.values().cloned().collect()))
+    }
+
+    fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>> {
+        Box::pin(self.read(move |tables| tables.vms.get(&vm).cloned()))
+    }
+
+    fn vms_named<'a>(&'a self, name: &'a str) -> Stored<'a, Vec<VmRow>> {
+        Box::pin(self.read(move |tables| {
+            tables.vms.values().filter(|row| row.name == name).cloned().collect()
+        }))
+    }
+
+    fn define_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Defined> {
+        Box::pin(async { Ok(self.write("define_vm", |state| state.tables.define_vm(vm)).await) })
+    }
+
+    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Defined> {
+        Box::pin(async { Ok(self.write("adopt_vm", |state| state.tables.adopt_vm(vm)).await) })
+    }
+
+    fn raise_claim(&self, vm: VmId, claim: Claim, _now: Timestamp) -> Stored<'_, ()> {
+        Box::pin(async move {
+            self.write("raise_claim", |state| state.tables.raise_claim(vm, claim)).await;
+            Ok(())
+        })
+    }
+
+    fn follow_vm<'a>(&'a self, followed: &'a Followed, _now: Timestamp) -> Stored<'a, bool> {
+        Box::pin(async {
+            Ok(self.write("follow_vm", |state| state.tables.follow_vm(followed)).await)
+        })
+    }
+
+    fn mark_lost<'a>(&'a self, lost: &'a Lost, _now: Timestamp) -> Stored<'a, bool> {
+        Box::pin(async { Ok(self.write("mark_lost", |state| state.tables.mark_lost(lost)).await) })
+    }
+
+    fn reservations(&self) -> Stored<'_, Vec<Reservation>> {
+        Box::pin(self.read(Tables::open_reservations))
+    }
+
+    fn cordons(&self, now: Timestamp) -> Stored<'_, Vec<Cordon>> {
+        Box::pin(self.read(move |tables| tables.cordons(now)))
+    }
+
+    fn cordon<'a>(&'a self, cordon: &'a Cordon) -> Stored<'a, ()> {
+        Box::pin(async {
+            self.write("cordon", |state| {
+                let cordons = &mut state.tables.cordons;
+                cordons.retain(|known| known.host != cordon.host || known.owner != cordon.owner);
+                cordons.push(cordon.clone());
+            })
+            .await;
+            Ok(())
+        })
+    }
+
+    fn uncordon<'a>(&'a self, host: &'a HostId, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(async move {
+            self.write("uncordon", |state| {
+                let cordons = &mut state.tables.cordons;
+                cordons.retain(|known| known.host != *host || known.owner != owner);
+            })
+            .await;
+            Ok(())
+        })
+    }
+
+    fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission> {
+        Box::pin(async move {
+            self.write("admit", |state| {
+                let admission = state.tables.admit(new, now_us);
+                if let Ok(Admission::Admitted(row)) = &admission {
+                    state.admitted(row);
+                }
+                admission
+            })
+            .await
+        })
+    }
+
+    fn migration(&self, id: MigrationId) -> Stored<'_, Option<MigrationRow>> {
+        Box::pin(self.read(move |tables| tables.migrations.get(&id).cloned()))
+    }
+
+    fn migration_of_request<'a>(&'a self, request: &'a str) -> Stored<'a, Option<MigrationRow>> {
+        Box::pin(self.read(move |tables| tables.of_request(request).cloned()))
+    }
+
+    fn migrations<'a>(&'a self, filter: &'a Filter) -> Stored<'a, Vec<MigrationRow>> {
+        Box::pin(self.read(move |tables| tables.list(filter)))
+    }
+
+    fn log(&self, id: MigrationId) -> Stored<'_, Vec<LogRow>> {
+        Box::pin(self.read(move |tables| tables.logs.get(&id).cloned().unwrap_or_default()))
+    }
+
+    fn take_over<'a>(
+        &'a self,
+        id: MigrationId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeOver> {
+        Box::pin(async move {
+            self.write("take_over", |state| {
+                let known = state.tables.migrations.get(&id).map(|row| row.claim);
+                let mut taken = state.tables.take_over(id, owner, lease_until, now)?;
+                if let (TakeOver::Taken(row), Some(claim)) = (&mut taken, known)
+                    && state.bugged(Bug::PlannerKeepsClaim)
+                {
+                    row.claim = claim;
+                    if let Some(known) = state.tables.migrations.get_mut(&id) {
+                        known.claim = claim;
+                    }
+                }
+                Ok(taken)
+            })
+            .await
+        })
+    }
+
+    fn renew_lease<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(async move {
+            Ok(self
+                .write("renew_lease", |state| state.tables.renew_lease(row, owner, lease_until))
+                .await)
+        })
+    }
+
+    fn clear_leases(&self) -> Stored<'_, ()> {
+        Box::pin(async {
+            self.write("clear_leases", |state| {
+                for row in state.tables.migrations.values_mut() {
+                    if row.ended_us.is_none() {
+                        row.lease_owner = None;
+                        row.lease_until = Timestamp(0);
+                    }
+                }
+            })
+            .await;
+            Ok(())
+        })
+    }
+
+    fn grant<'a>(
+        &'a self,
+        before: &'a MigrationRow,
+        grant: &'a Grant,
+        now_us: u64,
+    ) -> Stored<'a, Granted> {
+        Box::pin(self.write("grant", move |state| {
+            let entries = changes(&before.migration, grant);
+            let granted = state.tables.grant(before, grant, now_us);
+            if let Ok(Granted::Done(row)) = &granted {
+                state.committed(&before.migration, row, &entries);
+            }
+            granted
+        }))
+    }
+
+    fn commit<'a>(
+        &'a self,
+        before: &'a MigrationRow,
+        changes: &'a [Change],
+        notes: &'a Notes,
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<MigrationRow>>> {
+        Box::pin(self.write("commit", move |state| {
+            let write = Write { before, entries: changes, notes, now_us };
+            let outcome = if state.bugged(Bug::StoreWritesAnyway) {
+                state.tables.commit_anyway(&write)
+            } else {
+                state.tables.commit(&write)
+            };
+            if let Ok(Commit::Done(row)) = &outcome {
+                state.committed(&before.migration, row, changes);
+            }
+            outcome
+        }))
+    }
+
+    // Starts and stops are not part of the world: its VMs run when it begins.
+
+    fn admit_power<'a>(&'a self, _new: &'a NewPower, _now_us: u64) -> Stored<'a, AdmitPower> {
+        Box::pin(std::future::pending())
+    }
+
+    fn power(&self, id: MigrationId) -> Stored<'_, Option<PowerAction>> {
+        Box::pin(self.read(move |tables| tables.power.get(&id).cloned()))
+    }
+
+    fn open_power(&self) -> Stored<'_, Vec<PowerAction>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn claim_power(&self, _id: MigrationId, _now: Timestamp) -> Stored<'_, Option<PowerAction>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn end_power<'a>(
+        &'a self,
+        _action: &'a PowerAction,
+        _end: &'a Ends,
+        _now_us: u64,
+    ) -> Stored<'a, Commit<()>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// The changes that a grant makes.
+fn changes(before: &Migration, grant: &Grant) -> Vec<Change> {
+    let event = Event::Granted { destination: grant.destination.clone() };
+    before.advance(event).unwrap_or_default()
+}

@@ -1,0 +1,459 @@
+//! The tables, and each transaction as one plain function.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vmferry_planner::definition::Outline;
+use vmferry_planner::store::{
+    Admission, Commit, Cordon, Defined, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost,
+    MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, Refused, Reservation, SavedHost,
+    StoreError, TakeOver, VmRow,
+};
+use vmferry_planner::view;
+use vmferry_planner_core::migration::{Entry, Event, Flight, Migration, Phase};
+use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId};
+
+/// All that the store keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    pub(crate) hosts: BTreeMap<HostId, HostRow>,
+    pub(crate) vms: BTreeMap<VmId, VmRow>,
+    pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
+    pub(crate) logs: BTreeMap<MigrationId, Vec<LogRow>>,
+    /// Open and closed ones; a closed one is never opened again.
+    pub(crate) reservations: BTreeMap<(MigrationId, HostId), (Reservation, Open)>,
+    pub(crate) cordons: Vec<Cordon>,
+    pub(crate) power: BTreeMap<MigrationId, PowerAction>,
+}
+
+/// Whether a reservation still counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Open {
+    Yes,
+    No,
+}
+
+/// One write of a row.
+#[derive(Debug)]
+pub(crate) struct Write<'a> {
+    pub(crate) before: &'a MigrationRow,
+    pub(crate) entries: &'a [Entry],
+    pub(crate) notes: &'a Notes,
+    pub(crate) now_us: u64,
+}
+
+impl Tables {
+    pub(crate) fn save_host(&mut self, host: &HostRow) -> SavedHost {
+        let other = self.hosts.values().find(|row| row.name == host.name && row.id != host.id);
+        if let Some(row) = other {
+            return SavedHost::NameTaken { by: row.id.clone() };
+        }
+        let dead = self.hosts.get(&host.id).and_then(|row| row.declared_dead);
+        self.hosts.insert(host.id.clone(), HostRow { declared_dead: dead, ..host.clone() });
+        SavedHost::Saved
+    }
+
+    /// Writes a VM; counters never go back.
+    fn write_vm(&mut self, vm: &VmRow) {
+        let older = self
+            .vms
+            .get(&vm.id)
+            .is_some_and(|known| known.generation > vm.generation || known.claim > vm.claim);
+        if !older {
+            self.vms.insert(vm.id, vm.clone());
+        }
+    }
+
+    pub(crate) fn define_vm(&mut self, vm: &VmRow) -> Defined {
+        let other = self.vms.values().find(|row| row.id == vm.id || row.name == vm.name);
+        if let Some(row) = other {
+            return Defined::Taken(row.clone());
+        }
+        self.write_vm(vm);
+        Defined::New
+    }
+
+    pub(crate) fn adopt_vm(&mut self, vm: &VmRow) -> Defined {
+        if let Some(row) = self.vms.get(&vm.id) {
+            return Defined::Taken(row.clone());
+        }
+        self.write_vm(vm);
+        Defined::New
+    }
+
+    pub(crate) fn raise_claim(&mut self, vm: VmId, claim: Claim) {
+        if let Some(row) = self.vms.get_mut(&vm) {
+            row.claim = row.claim.max(claim);
+        }
+    }
+
+    pub(crate) fn follow_vm(&mut self, followed: &Followed) -> bool {
+        let Some(row) = self.vms.get_mut(&followed.vm) else { return false };
+        let follows = row.admission.is_none()
+            && row.generation <= followed.generation
+            && row.claim <= followed.claim;
+        if follows {
+            row.host = Some(followed.host.clone());
+            row.power = followed.power;
+            row.generation = followed.generation;
+            row.claim = followed.claim;
+            row.error.clear();
+        }
+        follows
+    }
+
+    pub(crate) fn mark_lost(&mut self, lost: &Lost) -> bool {
+        let Some(row) = self.vms.get_mut(&lost.vm) else { return false };
+        let is = row.host.as_ref() == Some(&lost.host)
+            && row.generation == lost.generation
+            && row.claim <= lost.claim
+            && row.admission.is_none()
+            && row.power == PowerState::Running;
+        if is {
+            row.power = PowerState::Lost;
+            row.error.clone_from(&lost.cause);
+        }
+        is
+    }
+
+    pub(crate) fn open_reservations(&self) -> Vec<Reservation> {
+        let mut open: Vec<Reservation> = self
+            .reservations
+            .values()
+            .filter(|(_, open)| *open == Open::Yes)
+            .map(|(reservation, _)| reservation.clone())
+            .collect();
+        open.sort_by(|a, b| (&a.host, a.admission).cmp(&(&b.host, b.admission)));
+        open
+    }
+
+    fn reserved_on(&self, host: &HostId) -> Vec<Reservation> {
+        self.open_reservations().into_iter().filter(|held| held.host == *host).collect()
+    }
+
+    fn reserve(&mut self, reservation: Reservation) {
+        let key = (reservation.admission, reservation.host.clone());
+        self.reservations.entry(key).or_insert((reservation, Open::Yes));
+    }
+
+    pub(crate) fn cordons(&self, now: Timestamp) -> Vec<Cordon> {
+        let holds = |cordon: &&Cordon| cordon.expires.is_none_or(|at| at > now);
+        self.cordons.iter().filter(holds).cloned().collect()
+    }
+
+    pub(crate) fn of_request(&self, request: &str) -> Option<&MigrationRow> {
+        self.migrations.values().find(|row| row.request.as_deref() == Some(request))
+    }
+
+    pub(crate) fn list(&self, filter: &Filter) -> Vec<MigrationRow> {
+        let mut rows: Vec<MigrationRow> = self
+            .migrations
+            .values()
+            .filter(|row| filter.vm.is_none_or(|vm| row.migration.vm == vm))
+            .filter(|row| match filter.open {
+                OnlyOpen::All => true,
+                OnlyOpen::Open => row.ended_us.is_none(),
+            })
+            .cloned()
+            .collect();
+        rows.sort_by_key(|row| std::cmp::Reverse((row.created_us, row.migration.id)));
+        if filter.limit > 0 {
+            rows.truncate(usize::try_from(filter.limit).unwrap_or(usize::MAX));
+        }
+        rows
+    }
+
+    fn grant_refusal(&self, grant: &Grant, vm: &VmRow, now: Timestamp) -> Option<Refused> {
+        let host = &grant.destination;
+        let pin = Outline::read(&vm.definition).ok().and_then(|outline| outline.pin);
+        if let Some(pin) = pin.filter(|pin| pin != host) {
+            return Some(Refused::Pinned { pin });
+        }
+        if self.cordons(now).iter().any(|cordon| cordon.host == *host) {
+            return Some(Refused::Cordoned { host: host.clone() });
+        }
+        let inbound = self
+            .migrations
+            .values()
+            .filter(|row| row.migration.destination() == Some(host) && row.ended_us.is_none())
+            .count();
+        let inbound = u32::try_from(inbound).unwrap_or(u32::MAX);
+        if inbound >= grant.inbound_max {
+            return Some(Refused::InboundCap { host: host.clone(), inbound });
+        }
+        grant.room.check(&self.reserved_on(host)).err().map(|note| Refused::NoRoom { note })
+    }
+
+    pub(crate) fn admit(
+        &mut self,
+        new: &NewMigration,
+        now_us: u64,
+    ) -> Result<Admission, StoreError> {
+        if let Some(request) = &new.request
+            && let Some(row) = self.of_request(request)
+        {
+            return Ok(Admission::Known(Box::new(row.clone())));
+        }
+        let Some(mut vm) = self.vms.get(&new.migration.vm).cloned() else {
+            return Ok(Admission::Refused(Refused::UnknownVm));
+        };
+        if let Some(refused) = vm_refusal(&new.migration, &vm) {
+            return Ok(Admission::Refused(refused));
+        }
+        let now = Timestamp(now_us / 1000);
+        let event = match &new.grant {
+            Ok(grant) => {
+                if let Some(refused) = self.grant_refusal(grant, &vm, now) {
+                    return Ok(Admission::Refused(refused));
+                }
+                Event::Granted { destination: grant.destination.clone() }
+            }
+            Err(note) => Event::NoRoom { at: now, note: note.clone() },
+        };
+        let entries = applied(&new.migration, event)?;
+        vm.claim = vm.claim.next();
+        vm.admission = Some(new.migration.id);
+        self.write_vm(&vm);
+        let row = admitted_row(new, &entries, vm.claim, now_us);
+        self.migrations.insert(row.migration.id, row.clone());
+        let opened = LogRow {
+            seq: Seq::FIRST,
+            at_us: now_us,
+            event: "opened".to_owned(),
+            phase: new.migration.label(),
+            note: String::new(),
+            body: json(&new.migration)?,
+        };
+        self.logs.insert(row.migration.id, vec![opened]);
+        self.log(row.migration.id, Seq::FIRST, &entries, now_us)?;
+        self.keep_books(&new.migration, &row)?;
+        Ok(Admission::Admitted(Box::new(row)))
+    }
+
+    fn log(
+        &mut self,
+        id: MigrationId,
+        mut seq: Seq,
+        entries: &[Entry],
+        now_us: u64,
+    ) -> Result<(), StoreError> {
+        for entry in entries {
+            seq = seq.next();
+            let row = LogRow {
+                seq,
+                at_us: now_us,
+                event: entry.event.label().to_owned(),
+                phase: entry.after.label(),
+                note: view::note(entry),
+                body: json(&entry.event)?,
+            };
+            self.logs.entry(id).or_default().push(row);
+        }
+        Ok(())
+    }
+
+    /// Makes true beside the row what its phase says.
+    fn keep_books(&mut self, before: &Migration, row: &MigrationRow) -> Result<(), StoreError> {
+        let books = row.migration.books();
+        if before.books() == books {
+            return Ok(());
+        }
+        let id = row.migration.id;
+        let orphan = || StoreError::Orphan { migration: id };
+        let mut vm = self.vms.get(&row.migration.vm).cloned().ok_or_else(orphan)?;
+        if vm.admission != Some(id) {
+            return Err(orphan());
+        }
+        vm.host = Some(books.host);
+        vm.generation = vm.generation.max(books.generation);
+        if let Some(power) = books.power {
+            vm.power = power;
+        }
+        if let Phase::Failed { cause, .. } = &row.migration.phase {
+            vm.error = cause.to_string();
+        }
+        if books.flight == Flight::Released {
+            vm.admission = None;
+        }
+        self.write_vm(&vm);
+        let held: BTreeSet<HostId> = before.books().reserved;
+        for host in held.difference(&books.reserved) {
+            if let Some(entry) = self.reservations.get_mut(&(id, host.clone())) {
+                entry.1 = Open::No;
+            }
+        }
+        for host in books.reserved.difference(&held) {
+            self.reserve(Reservation {
+                admission: id,
+                host: host.clone(),
+                vm: row.migration.vm,
+                memory: Bytes(row.notes.memory_bytes),
+                cpu: MilliCpu(row.notes.cpu_milli),
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take_over(
+        &mut self,
+        id: MigrationId,
+        owner: &str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Result<TakeOver, StoreError> {
+        let Some(mut row) = self.migrations.get(&id).cloned() else { return Ok(TakeOver::Ended) };
+        if row.ended_us.is_some() {
+            return Ok(TakeOver::Ended);
+        }
+        let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
+        if another && row.lease_until > now {
+            return Ok(TakeOver::Busy);
+        }
+        let orphan = || StoreError::Orphan { migration: id };
+        let mut vm = self.vms.get(&row.migration.vm).cloned().ok_or_else(orphan)?;
+        vm.claim = vm.claim.max(row.claim).next();
+        self.write_vm(&vm);
+        row.claim = vm.claim;
+        row.lease_owner = Some(owner.to_owned());
+        row.lease_until = lease_until;
+        self.migrations.insert(id, row.clone());
+        Ok(TakeOver::Taken(Box::new(row)))
+    }
+
+    pub(crate) fn renew_lease(
+        &mut self,
+        row: &MigrationRow,
+        owner: &str,
+        lease_until: Timestamp,
+    ) -> bool {
+        let Some(known) = self.migrations.get_mut(&row.migration.id) else { return false };
+        let held = known.claim == row.claim && known.lease_owner.as_deref() == Some(owner);
+        if held {
+            known.lease_until = lease_until;
+        }
+        held
+    }
+
+    pub(crate) fn grant(
+        &mut self,
+        before: &MigrationRow,
+        grant: &Grant,
+        now_us: u64,
+    ) -> Result<Granted, StoreError> {
+        let Some(known) = self.migrations.get(&before.migration.id).cloned() else {
+            return Ok(Granted::Raced);
+        };
+        if known.claim != before.claim || known.seq != before.seq {
+            return Ok(Granted::Raced);
+        }
+        let Some(vm) = self.vms.get(&known.migration.vm).cloned() else {
+            return Ok(Granted::Refused(Refused::UnknownVm));
+        };
+        if let Some(refused) = self.grant_refusal(grant, &vm, Timestamp(now_us / 1000)) {
+            return Ok(Granted::Refused(refused));
+        }
+        let event = Event::Granted { destination: grant.destination.clone() };
+        let entries = applied(&known.migration, event)?;
+        let write = Write { before: &known, entries: &entries, notes: &known.notes, now_us };
+        match self.commit(&write)? {
+            Commit::Done(row) => Ok(Granted::Done(row)),
+            Commit::Raced => Ok(Granted::Raced),
+        }
+    }
+
+    /// Writes a row if it is still the one that the change was decided on.
+    pub(crate) fn commit(
+        &mut self,
+        write: &Write<'_>,
+    ) -> Result<Commit<Box<MigrationRow>>, StoreError> {
+        let before = write.before;
+        let id = before.migration.id;
+        let same = self
+            .migrations
+            .get(&id)
+            .is_some_and(|known| known.claim == before.claim && known.seq == before.seq);
+        if !same {
+            return Ok(Commit::Raced);
+        }
+        self.commit_anyway(write)
+    }
+
+    /// Writes a row whatever became of it.
+    pub(crate) fn commit_anyway(
+        &mut self,
+        write: &Write<'_>,
+    ) -> Result<Commit<Box<MigrationRow>>, StoreError> {
+        let before = write.before;
+        let id = before.migration.id;
+        let (lease_owner, lease_until) =
+            self.migrations.get(&id).map_or((None, Timestamp(0)), |known| {
+                (known.lease_owner.clone(), known.lease_until)
+            });
+        let mut row = MigrationRow {
+            notes: write.notes.clone(),
+            updated_us: write.now_us,
+            lease_owner,
+            lease_until,
+            ..before.clone()
+        };
+        for entry in write.entries {
+            row.migration = entry.after.clone();
+            row.seq = row.seq.next();
+        }
+        if row.migration.label() != before.migration.label() {
+            row.notes.entered_us = write.now_us;
+        }
+        row.ended_us = match row.migration.books().flight {
+            Flight::Held => None,
+            Flight::Released => before.ended_us.or(Some(write.now_us)),
+        };
+        self.keep_books(&before.migration, &row)?;
+        self.migrations.insert(id, row.clone());
+        self.log(id, before.seq, write.entries, write.now_us)?;
+        Ok(Commit::Done(Box::new(row)))
+    }
+}
+
+/// Says whether the VM may be given to a new migration.
+fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
+    if let Some(admission) = vm.admission {
+        return Some(Refused::InFlight { admission });
+    }
+    if vm.power != PowerState::Running {
+        return Some(Refused::Power { power: vm.power });
+    }
+    if vm.host.as_ref() != Some(&migration.source) || vm.generation != migration.generation {
+        return Some(Refused::Moved { host: vm.host.clone() });
+    }
+    None
+}
+
+fn applied(migration: &Migration, event: Event) -> Result<Vec<Entry>, StoreError> {
+    migration.advance(event).map_err(|source| StoreError::Machine { source })
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value)
+        .map_err(|source| StoreError::Record { what: "migration", source })
+}
+
+fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64) -> MigrationRow {
+    let mut seq = Seq::FIRST;
+    let mut migration = &new.migration;
+    for entry in entries {
+        seq = seq.next();
+        migration = &entry.after;
+    }
+    MigrationRow {
+        migration: migration.clone(),
+        vm_name: new.vm_name.clone(),
+        request: new.request.clone(),
+        claim,
+        seq,
+        lease_owner: None,
+        lease_until: Timestamp(0),
+        created_us: now_us,
+        updated_us: now_us,
+        ended_us: None,
+        notes: Notes { entered_us: now_us, ..new.notes.clone() },
+    }
+}

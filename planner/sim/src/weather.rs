@@ -1,0 +1,154 @@
+//! How bad a world is, and for how long.
+
+use crate::dice::Dice;
+
+/// How often what goes wrong, in a thousand; spans in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weather {
+    /// Until when anything goes wrong, since the world began.
+    pub calm_at_ms: u64,
+    /// How long a message takes, at most.
+    pub delay_max: u64,
+    /// A request or an answer is lost.
+    pub lost: u64,
+    /// A command arrives twice.
+    pub doubled: u64,
+    /// A command arrives, or arrives again, up to a minute late.
+    pub late: u64,
+    /// An agent fails a command without having done anything.
+    pub fails: u64,
+    /// An agent dies at one of its steps.
+    pub agent_dies: u64,
+    /// A planner dies at one of its calls.
+    pub planner_dies: u64,
+    /// A QEMU process dies at a change of its state.
+    pub qemu_dies: u64,
+    /// A channel breaks at a change of its state.
+    pub channel_breaks: u64,
+    /// A source's monitor falls silent while its last is sent.
+    pub silent: u64,
+    /// How long a write of the store takes, at most.
+    pub store_max: u64,
+    /// How long there is between two blows, at most; 0 is none.
+    pub blow_every: u64,
+    /// Which blows there are.
+    pub blows: Vec<Blow>,
+    /// How many planners share the store.
+    pub planners: u32,
+    /// How many VMs there are.
+    pub vms: u32,
+    /// How many hosts there are.
+    pub hosts: u32,
+    /// How many migrations are asked for.
+    pub migrations: u32,
+    /// How long there is between two of them, at most.
+    pub migration_every: u64,
+    /// A migration is asked to be cancelled.
+    pub cancelled: u64,
+    /// A receiver is refused.
+    pub blocked: u64,
+}
+
+/// What goes wrong beside messages and steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blow {
+    /// A planner is killed, and another one starts.
+    Planner,
+    /// An agent is killed and started again.
+    Agent,
+    /// A QEMU process is killed.
+    Qemu,
+    /// A host crashes and boots again.
+    Host,
+    /// A host crashes for good, and an operator says so.
+    HostForGood,
+    /// Two hosts cannot reach each other.
+    HostsApart,
+    /// A planner cannot reach a host.
+    PlannerApart,
+    /// A transfer's channel breaks.
+    Channel,
+    /// A monitor is silent.
+    Silence,
+    /// A guest turns itself off.
+    PowerOff,
+    /// The wall clock jumps.
+    Clock,
+}
+
+const BLOWS: [Blow; 11] = [
+    Blow::Planner,
+    Blow::Agent,
+    Blow::Qemu,
+    Blow::Host,
+    Blow::HostForGood,
+    Blow::HostsApart,
+    Blow::PlannerApart,
+    Blow::Channel,
+    Blow::Silence,
+    Blow::PowerOff,
+    Blow::Clock,
+];
+
+impl Weather {
+    /// Nothing goes wrong.
+    #[must_use]
+    pub const fn fair() -> Self {
+        Self {
+            calm_at_ms: 0,
+            delay_max: 2,
+            lost: 0,
+            doubled: 0,
+            late: 0,
+            fails: 0,
+            agent_dies: 0,
+            planner_dies: 0,
+            qemu_dies: 0,
+            channel_breaks: 0,
+            silent: 0,
+            store_max: 1,
+            blow_every: 0,
+            blows: Vec::new(),
+            planners: 1,
+            vms: 1,
+            hosts: 2,
+            migrations: 1,
+            migration_every: 0,
+            cancelled: 0,
+            blocked: 0,
+        }
+    }
+
+    /// Draws what goes wrong in one world. Each world gets some of it: what happens everywhere
+    /// hides what happens alone.
+    #[must_use]
+    pub fn drawn(seed: u64) -> Self {
+        let mut dice = Dice::new(seed, "weather");
+        let mut some = |low, high| if dice.chance(400) { dice.between(low, high) } else { 0 };
+        let mut weather = Self {
+            lost: some(5, 120),
+            doubled: some(20, 300),
+            late: some(5, 120),
+            fails: some(10, 150),
+            agent_dies: some(2, 60),
+            planner_dies: some(1, 30),
+            qemu_dies: some(2, 40),
+            channel_breaks: some(10, 150),
+            silent: some(50, 400),
+            cancelled: some(100, 700),
+            blocked: some(50, 300),
+            ..Self::fair()
+        };
+        weather.calm_at_ms = dice.between(5_000, 40_000);
+        weather.delay_max = if dice.chance(300) { dice.between(20, 400) } else { dice.between(1, 10) };
+        weather.store_max = if dice.chance(200) { dice.between(50, 3_000) } else { 2 };
+        weather.blow_every = if dice.chance(800) { dice.between(300, 8_000) } else { 0 };
+        weather.blows = BLOWS.into_iter().filter(|_| dice.chance(350)).collect();
+        weather.planners = u32::try_from(dice.between(1, 3)).unwrap_or(1);
+        weather.vms = u32::try_from(dice.between(1, 3)).unwrap_or(1);
+        weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);
+        weather.migrations = u32::try_from(dice.between(1, 5)).unwrap_or(1);
+        weather.migration_every = dice.between(0, 8_000);
+        weather
+    }
+}

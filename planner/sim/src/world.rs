@@ -1,0 +1,357 @@
+//! The world: one seed, one clock, all that exists.
+//!
+//! Plain data under one lock, changed by tasks of one thread under tokio's paused clock, so that
+//! the same seed gives the same history. What must never happen is checked where it would happen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, Timestamp, VmId};
+
+use crate::bugs::Bug;
+use crate::channel::Channel;
+use crate::dice::Dice;
+use crate::host::Host;
+use crate::store::Tables;
+use crate::trace::{Detail, Trace};
+use crate::weather::Weather;
+
+/// When every simulated world begins, in microseconds since 1970.
+pub(crate) const EPOCH_US: u64 = 1_800_000_000_000_000;
+
+/// Names a transfer between two QEMU processes.
+pub(crate) type ChannelId = u64;
+
+/// Where a message comes from or goes to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Planner(u32),
+    Host(HostId),
+}
+
+/// Which invariant does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// I1: at most one QEMU process of a VM runs its vCPUs.
+    OneRuns,
+    /// I1: what runs is never an older past of the guest than one that ran already.
+    NoOlderPast,
+    /// I2: generations never go back, and no effect lands under an old one.
+    Generations,
+    /// I3: no host is above its capacity, and nothing stays reserved.
+    Capacity,
+    /// I4: each migration ends, or is stuck with a named cause.
+    Ends,
+    /// I5: a guest is lost only by what happened to it, never by a decision.
+    NotLost,
+    /// I7: no receiver, tap or row is forgotten.
+    NothingLeaks,
+    /// I8: the log replays to the row.
+    Replays,
+}
+
+impl Invariant {
+    /// Returns its number in the design, and what it says.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::OneRuns => "I1 one runs",
+            Self::NoOlderPast => "I1 no older past runs",
+            Self::Generations => "I2 generations",
+            Self::Capacity => "I3 capacity",
+            Self::Ends => "I4 every migration ends",
+            Self::NotLost => "I5 no guest is lost by a decision",
+            Self::NothingLeaks => "I7 nothing leaks",
+            Self::Replays => "I8 the log replays",
+        }
+    }
+}
+
+/// An invariant that did not hold, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: Invariant,
+    /// How.
+    pub what: String,
+    /// When, in milliseconds since the world began.
+    pub at_ms: u64,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} ms: {}", self.invariant.label(), self.at_ms, self.what)
+    }
+}
+
+/// What is true of a guest, whoever knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    /// Its newest past. Whoever holds another may not run it.
+    pub(crate) head: u64,
+    /// Where its vCPUs run.
+    pub(crate) runs: Option<(HostId, u32)>,
+    /// What destroyed its last copy, if that was nobody's decision.
+    pub(crate) lost: Option<String>,
+    /// It turned itself off.
+    pub(crate) off: bool,
+    pub(crate) memory: Bytes,
+}
+
+/// Sources of chance.
+#[derive(Debug)]
+pub(crate) struct AllDice {
+    pub(crate) network: Dice,
+    pub(crate) agent: Dice,
+    pub(crate) qemu: Dice,
+    pub(crate) store: Dice,
+    pub(crate) planner: Dice,
+}
+
+/// All that exists.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) bug: Option<Bug>,
+    pub(crate) weather: Weather,
+    pub(crate) dice: AllDice,
+    pub(crate) trace: Trace,
+    pub(crate) hosts: BTreeMap<HostId, Host>,
+    /// Pairs that cannot reach each other, the lesser first.
+    pub(crate) cuts: BTreeSet<(Place, Place)>,
+    pub(crate) channels: BTreeMap<ChannelId, Channel>,
+    pub(crate) guests: BTreeMap<VmId, Guest>,
+    /// The newest generation that any commit gave out.
+    pub(crate) ledger: BTreeMap<VmId, Generation>,
+    pub(crate) tables: Tables,
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) script: Script,
+    pub(crate) counts: Counts,
+    bells: BTreeMap<(HostId, VmId), watch::Sender<u64>>,
+    next: u64,
+    start: Instant,
+}
+
+/// What a directed test wants to happen at one exact point.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Script {
+    /// At the how many-th point of its kind, what happens.
+    pub(crate) at: Option<(PointKind, u64, Mishap)>,
+    /// A mishap that came due elsewhere: which planner ends.
+    pub(crate) seen: BTreeMap<PointKind, u64>,
+}
+
+/// Points that are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PointKind {
+    /// A call of the store that writes.
+    StoreWrite,
+    /// A call of the store that reads.
+    StoreRead,
+    /// A command to an agent.
+    Command,
+    /// A claim, or a look.
+    Look,
+    /// A step within an agent, between two of its own writes or words to QEMU.
+    AgentStep,
+    /// A change of state of a QEMU process.
+    QemuStep,
+}
+
+/// What happens at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishap {
+    /// The planner ends before the call leaves it.
+    PlannerDiesBefore,
+    /// The planner ends after the call was carried out, before it hears so.
+    PlannerDiesAfter,
+    /// The call does not arrive.
+    RequestLost,
+    /// The answer does not arrive.
+    AnswerLost,
+    /// The agent answers that something failed, having done nothing.
+    Refused,
+    /// The call arrives a second time at once.
+    Doubled,
+    /// The call arrives a second time, so many milliseconds later.
+    DoubledLate(u64),
+    /// The call arrives only so many milliseconds later; the caller has given up by then.
+    Late(u64),
+    /// The agent ends right here.
+    AgentDies,
+    /// The source's QEMU is killed right here.
+    SourceQemuDies,
+    /// The destination's QEMU is killed right here.
+    DestinationQemuDies,
+    /// The host of the source crashes right here.
+    SourceHostDies,
+    /// The host of the destination crashes right here.
+    DestinationHostDies,
+    /// The channel between source and destination breaks right here.
+    ChannelBreaks,
+    /// Someone asks to cancel right here.
+    Cancel,
+}
+
+/// What a schedule came through: a run in which nothing happens proves nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Migrations opened.
+    pub opened: u64,
+    /// How each ended.
+    pub ended: BTreeMap<PhaseLabel, u64>,
+    /// Deaths of planners.
+    pub planner_deaths: u64,
+    /// Deaths of agents.
+    pub agent_deaths: u64,
+    /// Deaths of QEMU processes that nobody commanded.
+    pub qemu_deaths: u64,
+    /// Crashes of hosts.
+    pub host_crashes: u64,
+    /// Messages lost, doubled or late.
+    pub mishaps: u64,
+    /// Commands carried out by agents, by name.
+    pub commands: BTreeMap<&'static str, u64>,
+}
+
+impl State {
+    pub(crate) fn new(seed: u64, weather: Weather, detail: Detail, bug: Option<Bug>) -> Self {
+        Self {
+            bug,
+            weather,
+            dice: AllDice {
+                network: Dice::new(seed, "network"),
+                agent: Dice::new(seed, "agent"),
+                qemu: Dice::new(seed, "qemu"),
+                store: Dice::new(seed, "store"),
+                planner: Dice::new(seed, "planner"),
+            },
+            trace: Trace::new(detail),
+            hosts: BTreeMap::new(),
+            cuts: BTreeSet::new(),
+            channels: BTreeMap::new(),
+            guests: BTreeMap::new(),
+            ledger: BTreeMap::new(),
+            tables: Tables::default(),
+            violations: Vec::new(),
+            script: Script::default(),
+            counts: Counts::default(),
+            bells: BTreeMap::new(),
+            next: 0,
+            start: Instant::now(),
+        }
+    }
+
+    /// Milliseconds since the world began.
+    pub(crate) fn at_ms(&self) -> u64 {
+        millis(Instant::now().saturating_duration_since(self.start))
+    }
+
+    /// A host's monotonic clock, in microseconds; never zero.
+    pub(crate) fn monotonic_us(&self) -> u64 {
+        let since = Instant::now().saturating_duration_since(self.start);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX).saturating_add(1_000_000)
+    }
+
+    /// Returns a number that was never given out.
+    pub(crate) const fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        let at = self.at_ms();
+        self.trace.add(at, line);
+    }
+
+    pub(crate) fn violated(&mut self, invariant: Invariant, what: String) {
+        let at_ms = self.at_ms();
+        self.note(|| format!("VIOLATION {}: {what}", invariant.label()));
+        self.violations.push(Violation { invariant, what, at_ms });
+    }
+
+    pub(crate) fn bugged(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    pub(crate) fn connected(&self, one: &Place, other: &Place) -> bool {
+        let pair = if one < other { (one, other) } else { (other, one) };
+        let up = |place: &Place| match place {
+            Place::Planner(_) => true,
+            Place::Host(host) => self.hosts.get(host).is_some_and(|host| host.up),
+        };
+        up(one) && up(other) && !self.cuts.iter().any(|cut| (&cut.0, &cut.1) == pair)
+    }
+
+    /// Counts a point of a kind, and says what a directed test wants to happen there.
+    pub(crate) fn point(&mut self, kind: PointKind) -> Option<Mishap> {
+        let seen = self.script.seen.entry(kind).or_default();
+        *seen += 1;
+        let count = *seen;
+        let mishap = match self.script.at {
+            Some((at, number, mishap)) if at == kind && number == count => Some(mishap),
+            Some(_) | None => None,
+        };
+        if let Some(mishap) = mishap {
+            self.note(|| format!("mishap at {kind:?} {count}: {mishap:?}"));
+        }
+        mishap
+    }
+
+    /// Rings for all who watch a VM at a host.
+    pub(crate) fn ring(&mut self, host: &HostId, vm: VmId) {
+        if let Some(bell) = self.bells.get(&(host.clone(), vm)) {
+            bell.send_modify(|count| *count = count.wrapping_add(1));
+        }
+    }
+
+    pub(crate) fn bell(&mut self, host: &HostId, vm: VmId) -> watch::Receiver<u64> {
+        let key = (host.clone(), vm);
+        self.bells.entry(key).or_insert_with(|| watch::channel(0).0).subscribe()
+    }
+}
+
+/// The world, shared.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    state: Arc<Mutex<State>>,
+    tasks: TaskTracker,
+}
+
+impl World {
+    pub(crate) fn new(state: State) -> Self {
+        Self { state: Arc::new(Mutex::new(state)), tasks: TaskTracker::new() }
+    }
+
+    /// Changes or reads the world; nothing else happens meanwhile.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Lets something happen beside everything else.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    pub(crate) fn note(&self, line: impl FnOnce() -> String) {
+        self.with(|state| state.note(line));
+    }
+
+    /// The wall clock that everyone shares.
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp(vmferry_planner::clock::now().value())
+    }
+}
+
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The vocabulary that messages use for an id that may be missing.
+pub(crate) fn id_text(id: Option<MigrationId>) -> String {
+    id.map(|id| id.to_string()).unwrap_or_default()
+}
