@@ -93,8 +93,13 @@ pub enum ApiError {
 }
 
 fn list(blockers: &[Blocker]) -> String {
-    let texts: Vec<&str> = blockers.iter().map(|blocker| blocker.message.as_str()).collect();
-    texts.join("; ")
+    match blockers {
+        [] => "it was refused without a reason".to_owned(),
+        [one] => one.message.clone(),
+        [first, ..] => {
+            format!("{} reasons are in the way; the first: {}", blockers.len(), first.message)
+        }
+    }
 }
 
 /// What kind of failure it is, for an edge to say in its dialect.

@@ -136,6 +136,13 @@ pub fn with_identity(text: &str, fresh: VmId) -> Result<String, DefinitionError>
     })
 }
 
+/// Returns the name in a definition that has no UUID; `None` if it has one, or is no definition.
+#[must_use]
+pub fn name_without_identity(text: &str) -> Option<String> {
+    let raw: Raw = toml::from_str(text).ok()?;
+    if raw.uuid.is_some() { None } else { raw.name }
+}
+
 /// Adds what QEMU takes beside the guest's memory.
 fn with_overhead(memory: Bytes) -> Bytes {
     memory.plus(OVERHEAD_BASE).plus(Bytes(memory.value() / OVERHEAD_SHARE))

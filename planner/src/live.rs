@@ -76,6 +76,12 @@ impl Live {
         self.with(id, |entry| entry.bell.subscribe())
     }
 
+    /// Forgets what is neither open nor watched.
+    pub fn sweep(&self, open: impl Fn(MigrationId) -> bool) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|id, entry| open(*id) || entry.bell.receiver_count() > 0);
+    }
+
     /// Forgets a migration that has ended and that nobody watches; rings a last time.
     pub fn end(&self, id: MigrationId) {
         self.ring(id);

@@ -142,10 +142,10 @@ struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // The reconciler finds the row without a driver at its next tick. Not at once: whoever holds
+        // the row, or whatever keeps the store from answering, would be asked without a pause.
         let mut drivers = self.planner.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         drivers.remove(&self.id);
-        drop(drivers);
-        self.planner.wake.notify_one();
     }
 }
 

@@ -118,7 +118,10 @@ impl Planner {
             field: "definition",
             problem: format!("{} {}", error.field, error.problem),
         };
-        let text = definition::with_identity(text, fresh_vm()).map_err(invalid)?;
+        let text = match self.defined_without_identity(text).await? {
+            Some(known) => return Ok(known),
+            None => definition::with_identity(text, fresh_vm()).map_err(invalid)?,
+        };
         let outline = Outline::read(&text).map_err(invalid)?;
         if !name.is_empty() && name != outline.name && name != outline.id.to_string() {
             return Err(ApiError::Invalid {
@@ -153,6 +156,16 @@ impl Planner {
                 Err(ApiError::Taken { field: "name", value: row.name, vm: known.id })
             }
         }
+    }
+
+    /// Finds the VM that was defined by this very text and given an identity then.
+    async fn defined_without_identity(&self, text: &str) -> Result<Option<VmRow>, ApiError> {
+        let Some(name) = definition::name_without_identity(text) else { return Ok(None) };
+        let named = self.store().vms_named(&name).await?;
+        let same = |row: &VmRow| {
+            definition::with_identity(text, row.id).is_ok_and(|given| given == row.definition)
+        };
+        Ok(named.into_iter().find(same))
     }
 
     async fn admit_start(

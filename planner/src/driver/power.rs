@@ -89,7 +89,10 @@ async fn under_one_claim(
             changed(&mut view).await;
             continue;
         };
-        if let Some(end) = settled(action, &observation) {
+        if let Some(mut end) = settled(action, &observation) {
+            if end.power == PowerState::Running {
+                end.resolved_machine = resolved_machine(planner, action).await;
+            }
             return finish(planner, action, end).await;
         }
         if !ready(&observation) {
@@ -150,14 +153,14 @@ fn settled(action: &PowerAction, observation: &VmObservation) -> Option<Ends> {
             gone: None,
             resolved_machine: String::new(),
         }),
-        PowerKind::Stop => stopped(observation).map(|gone| Ends {
+        PowerKind::Stop if nothing_runs(observation) => Some(Ends {
             phase: PowerPhase::Done,
             power: PowerState::Stopped,
             error: String::new(),
-            gone: Some(gone),
+            gone: observation.gone.clone(),
             resolved_machine: String::new(),
         }),
-        PowerKind::Start => None,
+        PowerKind::Start | PowerKind::Stop => None,
     }
 }
 
@@ -189,6 +192,12 @@ fn nothing_runs(observation: &VmObservation) -> bool {
         | Knowledge::Unresponsive
         | Knowledge::Unreadable => false,
     }
+}
+
+/// Asks for the machine type of a VM whose start was answered to a driver before this one.
+async fn resolved_machine(planner: &Planner, action: &PowerAction) -> String {
+    let described = planner.parts.agents.describe_source(&action.host, action.vm).await;
+    described.map(|description| description.resolved_machine).unwrap_or_default()
 }
 
 async fn request(

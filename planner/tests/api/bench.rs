@@ -1,0 +1,178 @@
+//! A planner over a world, and how a test talks to it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use vmferry_planner::agents::rpc::Directory;
+use vmferry_planner::config::Config;
+use vmferry_planner::faults::FaultPoints;
+use vmferry_planner::inventory::Inventory;
+use vmferry_planner::planner::{Parts, Planner};
+use vmferry_planner::server;
+use vmferry_planner::shutdown::Shutdown;
+use vmferry_planner::store::Store;
+use vmferry_planner::store::sqlite::SqliteStore;
+use vmferry_proto::v1;
+
+use crate::world::World;
+
+/// Nothing here takes a second; a test that waits longer hangs.
+const BOUND: Duration = Duration::from_secs(20);
+
+/// One planner in this process, which can be ended and started again on the same store.
+pub(crate) struct Bench {
+    pub(crate) planner: Arc<Planner>,
+    pub(crate) world: World,
+    pub(crate) rest: SocketAddr,
+    dir: TempDir,
+}
+
+/// A VM definition that every fake host can run.
+pub(crate) fn definition(name: &str, of: u128) -> String {
+    format!(
+        "name = \"{name}\"\nuuid = \"{}\"\nmachine = \"q35\"\nmemory = \"896MiB\"\n",
+        vmferry_types::VmId::from_u128(of)
+    )
+}
+
+async fn planner(dir: &Path, world: &World) -> (Arc<Planner>, SocketAddr) {
+    let text = format!(
+        "state_dir = \"{}\"\n[listen]\ngrpc = \"127.0.0.1:0\"\nrest = \"127.0.0.1:0\"\n\
+         [policy]\nqueue_retry = \"1s\"\n[security]\nplain_text = \"loopback\"\n",
+        dir.display()
+    );
+    let path = dir.join("planner.toml");
+    std::fs::write(&path, text).unwrap();
+    let config = Config::load(&path).unwrap();
+    let store = SqliteStore::open(&dir.join("planner.db")).await.unwrap();
+    store.clear_leases().await.unwrap();
+    let store: Arc<dyn Store> = Arc::new(store);
+    let directory = Arc::new(Directory::default());
+    let inventory = Inventory::load(&config, directory, store.as_ref()).await.unwrap();
+    let planner = Planner::new(Parts {
+        config,
+        store,
+        agents: Arc::new(world.clone()),
+        inventory,
+        faults: FaultPoints::default(),
+        shutdown: Shutdown::default(),
+    });
+    let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rest = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = rest.local_addr().unwrap();
+    server::serve(&planner, grpc, rest);
+    (planner, address)
+}
+
+impl Bench {
+    /// Starts a planner over a world whose hosts have reported.
+    pub(crate) async fn new(hosts: &[&str]) -> Self {
+        let world = World::new(hosts);
+        let dir = TempDir::new().unwrap();
+        let (planner, rest) = planner(dir.path(), &world).await;
+        let bench = Self { planner, world, rest, dir };
+        bench.report(hosts).await;
+        bench
+    }
+
+    /// Ends the planner wherever it is, as a crash does, and starts another on the same store.
+    pub(crate) async fn restart(self) -> Self {
+        let Self { planner: old, world, dir, .. } = self;
+        old.parts.shutdown.finish().await;
+        // The lock on the file is let go with the last handle to the store.
+        let weak = Arc::downgrade(&old);
+        drop(old);
+        until(|| weak.strong_count() == 0).await;
+        let (planner, rest) = planner(dir.path(), &world).await;
+        Self { planner, world, rest, dir }
+    }
+
+    pub(crate) async fn report(&self, hosts: &[&str]) {
+        for host in hosts {
+            let reply = self.planner.report(self.world.report(host)).await.unwrap();
+            assert_eq!(reply.refused, "");
+        }
+    }
+
+    /// Starts a VM on a host and waits until it runs.
+    pub(crate) async fn start(&self, name: &str, of: u128, host: &str) -> v1::Vm {
+        let asked = v1::StartVmRequest {
+            definition: definition(name, of),
+            host: host.to_owned(),
+            wait_ms: 10_000,
+            ..v1::StartVmRequest::default()
+        };
+        let vm = self.planner.start_vm(asked).await.unwrap();
+        assert_eq!(vm.power, "running");
+        vm
+    }
+
+    pub(crate) async fn migrate(&self, vm: &str, target: &str) -> v1::Migration {
+        let asked = v1::MigrateVmRequest {
+            vm_name: vm.to_owned(),
+            target_host: target.to_owned(),
+            ..v1::MigrateVmRequest::default()
+        };
+        self.planner.migrate_vm(asked).await.unwrap()
+    }
+
+    /// Waits until a migration is as wanted.
+    pub(crate) async fn see(
+        &self,
+        id: &str,
+        wanted: impl Fn(&v1::Migration) -> bool,
+    ) -> v1::Migration {
+        let mut bell = self.planner.live.subscribe(id.parse().unwrap());
+        let looking = async {
+            loop {
+                let migration = self.planner.get_migration(id).await.unwrap();
+                if wanted(&migration) {
+                    return migration;
+                }
+                // The bell rings for each change; the time is for what only time changes.
+                let _rang = tokio::time::timeout(Duration::from_millis(50), bell.changed()).await;
+            }
+        };
+        match tokio::time::timeout(BOUND, looking).await {
+            Ok(migration) => migration,
+            Err(_) => panic!("{:#?}", self.planner.get_migration(id).await),
+        }
+    }
+
+    pub(crate) async fn ended(&self, id: &str) -> v1::Migration {
+        self.see(id, |migration| !migration.completed.is_empty()).await
+    }
+
+    /// Sends a request as a stranger would, byte by byte.
+    pub(crate) async fn http(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let mut stream = TcpStream::connect(self.rest).await.unwrap();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        // A server that refuses early may stop reading.
+        let _sent = stream.write_all(request.as_bytes()).await;
+        let mut answer = Vec::new();
+        let _read = stream.read_to_end(&mut answer).await;
+        let text = String::from_utf8_lossy(&answer);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        (status, serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned())))
+    }
+}
+
+/// Waits until something is so.
+pub(crate) async fn until(so: impl Fn() -> bool) {
+    let waiting = async {
+        while !so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert!(tokio::time::timeout(BOUND, waiting).await.is_ok(), "it never became so");
+}

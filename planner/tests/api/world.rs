@@ -1,0 +1,653 @@
+//! Hosts, their agents and their QEMUs, as far as a planner can tell them from real ones.
+//!
+//! The fake agents keep to the fence, journal what they are told before they answer, and do at once
+//! what QEMU takes a while for. After every change the world asserts that no VM runs twice.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use tokio::sync::watch;
+use vmferry_planner::agents::{AgentError, Agents, Answer};
+use vmferry_proto::v1::execute_request::Action;
+use vmferry_proto::v1::{
+    Blocker, CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, Fence, GoneProof,
+    HostReport, Knowledge, Listener, ObserveRequest, ProofKind, QemuProcess, SourceDescription,
+    TransferStatus, VmObservation, VmReport,
+};
+use vmferry_types::{HostId, VmId};
+
+/// When a command makes its agent fall silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// Before it is carried out.
+    Before,
+    /// After it was carried out, before it is answered.
+    After,
+}
+
+/// How far a transfer goes by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// To the switchover, at once.
+    Quick,
+    /// It stays active until told otherwise.
+    Endless,
+}
+
+#[derive(Clone, Debug, Default)]
+struct FakeVm {
+    name: String,
+    definition: String,
+    role: String,
+    generation: u64,
+    claim: u64,
+    step: u64,
+    answer: Option<ExecuteReply>,
+    migration: String,
+    alive: bool,
+    gone: bool,
+    run_state: String,
+    handed: bool,
+    gave_up: bool,
+    ever_continued: bool,
+    transfer: String,
+    stopped_at_us: u64,
+    resumed_at_us: u64,
+    pid: u32,
+}
+
+#[derive(Debug)]
+struct FakeHost {
+    vms: BTreeMap<String, FakeVm>,
+    blockers: Vec<Blocker>,
+    silent: bool,
+    memory: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    hosts: BTreeMap<HostId, FakeHost>,
+    pace: Pace,
+    clock_us: u64,
+    sequence: u64,
+    pids: u32,
+    commands: Vec<(HostId, &'static str)>,
+    fall_silent_at: Option<(usize, Silence)>,
+}
+
+/// All hosts. Cheap to clone; survives the planners that come and go.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    state: Arc<Mutex<State>>,
+    bell: Arc<watch::Sender<u64>>,
+}
+
+fn host_id(name: &str) -> HostId {
+    name.parse().unwrap()
+}
+
+impl World {
+    /// Makes hosts of 4 GiB and 8 CPUs each.
+    pub(crate) fn new(names: &[&str]) -> Self {
+        let host = || FakeHost {
+            vms: BTreeMap::new(),
+            blockers: Vec::new(),
+            silent: false,
+            memory: 4 << 30,
+        };
+        let state = State {
+            hosts: names.iter().map(|name| (host_id(name), host())).collect(),
+            pace: Pace::Quick,
+            clock_us: 1,
+            sequence: 0,
+            pids: 100,
+            commands: Vec::new(),
+            fall_silent_at: None,
+        };
+        Self { state: Arc::new(Mutex::new(state)), bell: Arc::new(watch::channel(0).0) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.clock_us += 1_000;
+        let out = act(&mut state);
+        state.assert_nothing_runs_twice();
+        drop(state);
+        self.bell.send_modify(|count| *count += 1);
+        out
+    }
+
+    pub(crate) fn pace(&self, pace: Pace) {
+        self.with(|state| state.pace = pace);
+    }
+
+    pub(crate) fn silence(&self, host: &str, silent: bool) {
+        self.with(|state| state.host(host).silent = silent);
+    }
+
+    pub(crate) fn block(&self, host: &str, code: &str, message: &str) {
+        let blocker = Blocker {
+            code: code.to_owned(),
+            message: message.to_owned(),
+            host_id: host.to_owned(),
+        };
+        self.with(|state| state.host(host).blockers.push(blocker));
+    }
+
+    pub(crate) fn memory(&self, host: &str, bytes: u64) {
+        self.with(|state| state.host(host).memory = bytes);
+    }
+
+    /// Makes the agent that gets the `nth` command from now on (counted from zero) fall silent.
+    pub(crate) fn fall_silent_at(&self, nth: usize, silence: Silence) {
+        self.with(|state| state.fall_silent_at = Some((state.commands.len() + nth, silence)));
+    }
+
+    /// Lets every agent answer again.
+    pub(crate) fn all_answer(&self) {
+        self.with(|state| {
+            state.fall_silent_at = None;
+            state.hosts.values_mut().for_each(|host| host.silent = false);
+        });
+    }
+
+    /// Ends a VM's QEMU as a signal does.
+    pub(crate) fn kill(&self, host: &str, vm: &str) {
+        self.with(|state| {
+            let vm = state.host(host).vms.get_mut(vm).unwrap();
+            (vm.alive, vm.gone) = (false, true);
+            vm.run_state.clear();
+        });
+    }
+
+    /// Returns the commands that were carried out, in order.
+    pub(crate) fn commands(&self) -> Vec<String> {
+        self.with(|state| {
+            state.commands.iter().map(|(host, name)| format!("{name}@{host}")).collect()
+        })
+    }
+
+    /// Returns the hosts where a VM's guest runs.
+    pub(crate) fn running(&self, vm: &str) -> Vec<String> {
+        self.with(|state| state.running(vm))
+    }
+
+    /// Returns what a host reports now.
+    pub(crate) fn report(&self, host: &str) -> HostReport {
+        self.with(|state| state.report(host))
+    }
+}
+
+impl State {
+    fn host(&mut self, name: &str) -> &mut FakeHost {
+        self.hosts.get_mut(&host_id(name)).unwrap()
+    }
+
+    fn running(&self, vm: &str) -> Vec<String> {
+        let runs = |host: &FakeHost| {
+            host.vms.get(vm).is_some_and(|vm| vm.alive && vm.run_state == "running")
+        };
+        self.hosts.iter().filter(|(_, host)| runs(host)).map(|(id, _)| id.to_string()).collect()
+    }
+
+    fn assert_nothing_runs_twice(&self) {
+        let vms: Vec<&String> = self.hosts.values().flat_map(|host| host.vms.keys()).collect();
+        for vm in vms {
+            let running = self.running(vm);
+            assert!(running.len() <= 1, "VM {vm} runs on {running:?}");
+        }
+    }
+
+    fn observation(&mut self, host: &HostId, vm: &str) -> VmObservation {
+        self.sequence += 1;
+        let mut seen = VmObservation {
+            host_id: host.to_string(),
+            vm_id: vm.to_owned(),
+            boot_id: "one-machine".to_owned(),
+            sequence: self.sequence,
+            observed_at_ms: self.clock_us / 1000,
+            knowledge: Knowledge::UnknownVm.into(),
+            role: "absent".to_owned(),
+            ..VmObservation::default()
+        };
+        let Some(known) = self.hosts[host].vms.get(vm) else { return seen };
+        seen.knowledge = Knowledge::Known.into();
+        seen.role.clone_from(&known.role);
+        seen.vm_name.clone_from(&known.name);
+        (seen.generation, seen.claim, seen.step) = (known.generation, known.claim, known.step);
+        seen.migration_id.clone_from(&known.migration);
+        seen.run_state.clone_from(&known.run_state);
+        seen.handed = known.handed;
+        seen.gave_up = known.gave_up;
+        seen.ever_continued = known.ever_continued;
+        seen.stopped_at_us = known.stopped_at_us;
+        seen.resumed_at_us = known.resumed_at_us;
+        seen.disks_active = known.run_state == "running";
+        seen.qemu = known.alive.then(|| QemuProcess {
+            pid: known.pid,
+            start_time: 1,
+            boot_id: "one-machine".to_owned(),
+            alive: true,
+        });
+        seen.gone = known.gone.then(|| proof(host, known.pid));
+        seen.transfer = Some(TransferStatus {
+            migration_id: known.migration.clone(),
+            status: known.transfer.clone(),
+            complete: known.transfer == "completed",
+            bytes_total: 1 << 20,
+            downtime_ms: 7,
+            ..TransferStatus::default()
+        });
+        seen
+    }
+
+    fn report(&mut self, host: &str) -> HostReport {
+        self.sequence += 1;
+        let (sequence, sent_at_ms) = (self.sequence, self.clock_us / 1000);
+        let id = host_id(host);
+        let known = &self.hosts[&id];
+        let vms: Vec<VmReport> = known
+            .vms
+            .iter()
+            .map(|(vm, of)| VmReport {
+                vm_id: vm.clone(),
+                vm_name: of.name.clone(),
+                role: of.role.clone(),
+                generation: of.generation,
+                claim: of.claim,
+                knowledge: Knowledge::Known.into(),
+                configured_memory_bytes: 1 << 30,
+                cpu_milli: 1000,
+                run_state: of.run_state.clone(),
+                definition: of.definition.clone(),
+                resolved_machine: "pc-q35-10.0".to_owned(),
+                gone: (of.gone && of.role == "running").then(|| proof(&id, of.pid)),
+                ..VmReport::default()
+            })
+            .collect();
+        let used: u64 = known.vms.values().filter(|vm| vm.alive).map(|_| 1_u64 << 30).sum();
+        HostReport {
+            host_id: host.to_owned(),
+            name: format!("host-{host}"),
+            boot_id: "one-machine".to_owned(),
+            agent_instance: format!("agent-{host}"),
+            agent_address: format!("{host}:9097"),
+            sequence,
+            sent_at_ms,
+            capacity: Some(vmferry_proto::v1::Capacity {
+                total_memory_bytes: known.memory,
+                available_memory_bytes: known.memory.saturating_sub(used),
+                cpu_total_milli: 8000,
+                ..vmferry_proto::v1::Capacity::default()
+            }),
+            capabilities: Some(vmferry_proto::v1::HostCapabilities {
+                accelerators: vec!["kvm".to_owned(), "tcg".to_owned()],
+                machine_types: vec!["pc-q35-10.0".to_owned()],
+                ..vmferry_proto::v1::HostCapabilities::default()
+            }),
+            vms,
+            ..HostReport::default()
+        }
+    }
+
+    /// Refuses what the fence refuses; a repeat is answered as it was.
+    fn fenced(&self, host: &HostId, fence: &Fence) -> Result<Option<ExecuteReply>, ErrorDetail> {
+        let Some(vm) = self.hosts[host].vms.get(&fence.vm_id) else {
+            return Err(ErrorDetail { code: "unknown_vm".to_owned(), ..ErrorDetail::default() });
+        };
+        let detail = |code: &str| ErrorDetail {
+            code: code.to_owned(),
+            known_claim: vm.claim,
+            known_generation: vm.generation,
+            known_step: vm.step,
+            ..ErrorDetail::default()
+        };
+        if fence.generation < vm.generation {
+            return Err(detail("stale_generation"));
+        }
+        if fence.claim != vm.claim || fence.step < vm.step {
+            return Err(detail("stale_claim"));
+        }
+        Ok(if fence.step == vm.step { vm.answer.clone() } else { None })
+    }
+
+    fn carry_out(&mut self, host: &HostId, fence: &Fence, action: &Action) -> Answer<ExecuteReply> {
+        let wrong = |message: &str| refused(host, "wrong_state", message);
+        let (now, pace) = (self.clock_us, self.pace);
+        self.pids += 1;
+        let pid = self.pids;
+        let mut reply = ExecuteReply::default();
+        let vm = self.hosts.get_mut(host).unwrap().vms.get_mut(&fence.vm_id).unwrap();
+        vm.generation = fence.generation;
+        let mut arrive = None;
+        match action {
+            Action::StartVm(start) => {
+                if !vm.alive {
+                    begin(vm, "running", "running", pid);
+                }
+                vm.definition.clone_from(&start.definition);
+                let outline = vmferry_planner::definition::Outline::read(&start.definition);
+                vm.name = outline.unwrap().name;
+                reply.resolved_machine = "pc-q35-10.0".to_owned();
+            }
+            Action::StopVm(_) => end(vm, "stopped"),
+            Action::ArmReceiver(arm) => {
+                if vm.role != "receiver" || !vm.alive {
+                    begin(vm, "receiver", "inmigrate", pid);
+                }
+                vm.name = arm.source.as_ref().map(|of| of.vm_name.clone()).unwrap_or_default();
+                vm.definition =
+                    arm.source.as_ref().map(|of| of.definition.clone()).unwrap_or_default();
+                reply.listener = Some(Listener { address: "10.0.0.1".to_owned(), port: 49_152 });
+            }
+            Action::StartTransfer(_) => match pace {
+                Pace::Quick => {
+                    vm.transfer = "pre-switchover".to_owned();
+                    vm.run_state = "finish-migrate".to_owned();
+                    vm.stopped_at_us = now;
+                }
+                Pace::Endless => vm.transfer = "active".to_owned(),
+            },
+            Action::OrderSwitchover(_) => {
+                if vm.gave_up {
+                    return Err(refused(host, "gave_up", "it was taken back"));
+                }
+                vm.handed = true;
+                vm.transfer = "completed".to_owned();
+                vm.run_state = "postmigrate".to_owned();
+                arrive = Some(fence.vm_id.clone());
+            }
+            Action::CancelTransfer(_) => {
+                if vm.handed {
+                    return Err(wrong("it was ordered"));
+                }
+                vm.gave_up = true;
+                if !vm.transfer.is_empty() {
+                    vm.transfer = "cancelled".to_owned();
+                }
+                vm.run_state = "running".to_owned();
+                vm.resumed_at_us = now;
+            }
+            Action::ResumeSource(resume) => {
+                if resume.receiver_gone.is_none() {
+                    return Err(wrong("there is no proof"));
+                }
+                vm.run_state = "running".to_owned();
+                vm.resumed_at_us = now;
+            }
+            Action::ContinueDestination(_) => {
+                if !vm.alive {
+                    return Err(refused(host, "receiver_gone", "the receiver is gone"));
+                }
+                vm.ever_continued = true;
+                vm.role = "running".to_owned();
+                vm.run_state = "running".to_owned();
+                vm.resumed_at_us = now;
+            }
+            Action::DestroyReceiver(_) | Action::ReleaseSource(_) | Action::KillSource(_) => {
+                end(vm, "absent");
+            }
+            Action::ForgetVm(_) => vm.definition.clear(),
+        }
+        if vm.gone {
+            reply.gone = Some(proof(host, vm.pid));
+        }
+        vm.step = fence.step;
+        if let Some(arrived) = arrive {
+            self.arrive(host, &arrived);
+        }
+        reply.observation = Some(self.observation(host, &fence.vm_id));
+        let vm = self.hosts.get_mut(host).unwrap().vms.get_mut(&fence.vm_id).unwrap();
+        vm.answer = Some(ExecuteReply { replayed: true, ..reply.clone() });
+        Ok(reply)
+    }
+
+    /// Lets the receiver have everything, wherever it is.
+    fn arrive(&mut self, source: &HostId, vm: &str) {
+        for (host, of) in &mut self.hosts {
+            if let Some(receiver) =
+                of.vms.get_mut(vm).filter(|of| of.role == "receiver" && of.alive)
+                && host != source
+            {
+                receiver.transfer = "completed".to_owned();
+                receiver.run_state = "paused".to_owned();
+            }
+        }
+    }
+}
+
+fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
+    vm.role = role.to_owned();
+    vm.run_state = run_state.to_owned();
+    (vm.alive, vm.gone, vm.pid) = (true, false, pid);
+    (vm.handed, vm.gave_up) = (false, false);
+    vm.ever_continued = role == "running";
+    vm.transfer.clear();
+    (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);
+}
+
+fn end(vm: &mut FakeVm, role: &str) {
+    vm.role = role.to_owned();
+    vm.run_state.clear();
+    (vm.alive, vm.gone) = (false, true);
+}
+
+fn proof(host: &HostId, pid: u32) -> GoneProof {
+    GoneProof {
+        kind: ProofKind::ExitRecord.into(),
+        host_id: host.to_string(),
+        boot_id: "one-machine".to_owned(),
+        pid,
+        start_time: 1,
+        ended: "signal 9".to_owned(),
+        at_ms: 1,
+        stderr_tail: String::new(),
+    }
+}
+
+fn name(action: &Action) -> &'static str {
+    match action {
+        Action::StartVm(_) => "start_vm",
+        Action::StopVm(_) => "stop_vm",
+        Action::ArmReceiver(_) => "arm_receiver",
+        Action::StartTransfer(_) => "start_transfer",
+        Action::OrderSwitchover(_) => "order_switchover",
+        Action::CancelTransfer(_) => "cancel_transfer",
+        Action::ResumeSource(_) => "resume_source",
+        Action::ContinueDestination(_) => "continue_destination",
+        Action::DestroyReceiver(_) => "destroy_receiver",
+        Action::ReleaseSource(_) => "release_source",
+        Action::KillSource(_) => "kill_source",
+        Action::ForgetVm(_) => "forget_vm",
+    }
+}
+
+fn refused(host: &HostId, code: &str, message: &str) -> AgentError {
+    let detail = ErrorDetail { code: code.to_owned(), ..ErrorDetail::default() };
+    refused_with(host, message, detail)
+}
+
+fn refused_with(host: &HostId, message: &str, detail: ErrorDetail) -> AgentError {
+    AgentError::Refused {
+        host: host.clone(),
+        operation: "fake",
+        message: message.to_owned(),
+        detail: Box::new(detail),
+    }
+}
+
+fn unreachable(host: &HostId) -> AgentError {
+    AgentError::Unreachable { host: host.clone(), operation: "fake", reason: "silent".to_owned() }
+}
+
+impl World {
+    fn reach(&self, host: &HostId) -> Answer<()> {
+        let silent = self.with(|state| state.hosts.get(host).is_none_or(|host| host.silent));
+        if silent { Err(unreachable(host)) } else { Ok(()) }
+    }
+
+    fn run(&self, host: &HostId, request: &ExecuteRequest) -> Answer<ExecuteReply> {
+        self.reach(host)?;
+        let (Some(fence), Some(action)) = (&request.fence, &request.action) else {
+            return Err(refused(host, "invalid", "no fence or no action"));
+        };
+        self.with(|state| {
+            match state.fenced(host, fence) {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
+                Err(detail) => return Err(refused_with(host, "fenced", detail)),
+            }
+            let silence = state
+                .fall_silent_at
+                .filter(|(nth, _)| *nth == state.commands.len())
+                .map(|(_, silence)| silence);
+            state.commands.push((host.clone(), name(action)));
+            if silence == Some(Silence::Before) {
+                state.hosts.get_mut(host).unwrap().silent = true;
+                return Err(unreachable(host));
+            }
+            let reply = state.carry_out(host, fence, action);
+            if silence == Some(Silence::After) {
+                state.hosts.get_mut(host).unwrap().silent = true;
+                return Err(unreachable(host));
+            }
+            reply
+        })
+    }
+}
+
+impl Agents for World {
+    fn claim<'a>(
+        &'a self,
+        host: &'a HostId,
+        request: ClaimRequest,
+    ) -> BoxFuture<'a, Answer<VmObservation>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            self.with(|state| {
+                let vm = state
+                    .hosts
+                    .get_mut(host)
+                    .unwrap()
+                    .vms
+                    .entry(request.vm_id.clone())
+                    .or_insert_with(|| FakeVm {
+                        role: "absent".to_owned(),
+                        name: String::new(),
+                        ..FakeVm::default()
+                    });
+                let equal = request.claim == vm.claim && request.migration_id == vm.migration;
+                if request.claim < vm.claim || (request.claim == vm.claim && !equal) {
+                    let detail = ErrorDetail {
+                        code: "stale_claim".to_owned(),
+                        known_claim: vm.claim,
+                        ..ErrorDetail::default()
+                    };
+                    return Err(refused_with(host, "claim", detail));
+                }
+                if request.migration_id != vm.migration {
+                    (vm.handed, vm.gave_up) = (false, false);
+                    vm.transfer.clear();
+                    (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);
+                }
+                vm.migration.clone_from(&request.migration_id);
+                vm.claim = request.claim;
+                vm.step = 0;
+                vm.generation = vm.generation.max(request.generation);
+                Ok(state.observation(host, &request.vm_id))
+            })
+        })
+    }
+
+    fn execute<'a>(
+        &'a self,
+        host: &'a HostId,
+        request: ExecuteRequest,
+    ) -> BoxFuture<'a, Answer<ExecuteReply>> {
+        Box::pin(async move { self.run(host, &request) })
+    }
+
+    fn observe<'a>(
+        &'a self,
+        host: &'a HostId,
+        request: ObserveRequest,
+    ) -> BoxFuture<'a, Answer<VmObservation>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            Ok(self.with(|state| state.observation(host, &request.vm_id)))
+        })
+    }
+
+    fn watch(
+        &self,
+        host: &HostId,
+        request: ObserveRequest,
+    ) -> BoxStream<'static, Answer<VmObservation>> {
+        let (world, host) = (self.clone(), host.clone());
+        let bell = self.bell.subscribe();
+        stream::unfold(Some((world, host, request, bell, true)), |watching| async move {
+            let (world, host, request, mut bell, first) = watching?;
+            if !first {
+                bell.changed().await.ok()?;
+            }
+            if let Err(error) = world.reach_quietly(&host) {
+                return Some((Err(error), None));
+            }
+            let seen = world.look_quietly(&host, &request.vm_id);
+            bell.mark_unchanged();
+            Some((Ok(seen), Some((world, host, request, bell, false))))
+        })
+        .boxed()
+    }
+
+    fn describe_source<'a>(
+        &'a self,
+        host: &'a HostId,
+        vm: VmId,
+    ) -> BoxFuture<'a, Answer<SourceDescription>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            self.with(|state| {
+                let known = state.hosts[host].vms.get(&vm.to_string()).filter(|vm| vm.alive);
+                let known = known.ok_or_else(|| refused(host, "unknown_vm", "no such VM here"))?;
+                Ok(SourceDescription {
+                    vm_id: vm.to_string(),
+                    vm_name: known.name.clone(),
+                    definition: known.definition.clone(),
+                    resolved_machine: "pc-q35-10.0".to_owned(),
+                    accelerator: "kvm".to_owned(),
+                    run_state: known.run_state.clone(),
+                    ..SourceDescription::default()
+                })
+            })
+        })
+    }
+
+    fn check_destination<'a>(
+        &'a self,
+        host: &'a HostId,
+        _source: SourceDescription,
+    ) -> BoxFuture<'a, Answer<CheckReply>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            let blockers = self.with(|state| state.hosts[host].blockers.clone());
+            Ok(CheckReply { blockers })
+        })
+    }
+}
+
+impl World {
+    /// Looks without ringing the bell that watchers wait for.
+    fn look_quietly(&self, host: &HostId, vm: &str) -> VmObservation {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.observation(host, vm)
+    }
+
+    fn reach_quietly(&self, host: &HostId) -> Answer<()> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent = state.hosts.get(host).is_none_or(|host| host.silent);
+        if silent { Err(unreachable(host)) } else { Ok(()) }
+    }
+}
