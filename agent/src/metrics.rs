@@ -79,8 +79,22 @@ impl Collector for Live {
             prometheus_client::metrics::MetricType::Gauge,
         )?;
         let readable = i64::from(self.agent.journal_proves());
-        ConstGauge::new(readable).encode(metric)
+        ConstGauge::new(readable).encode(metric)?;
+        let metric = encoder.encode_descriptor(
+            "vmferry_agent_tokio_tasks",
+            "Tasks of the agent that have not ended",
+            None,
+            prometheus_client::metrics::MetricType::Gauge,
+        )?;
+        ConstGauge::new(tasks()).encode(metric)
     }
+}
+
+/// Counts the tasks that have not ended: connections, calls, lanes of VMs.
+fn tasks() -> i64 {
+    let runtime = tokio::runtime::Handle::try_current();
+    let alive = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+    i64::try_from(alive).unwrap_or(i64::MAX)
 }
 
 /// Serves metrics and health until the agent's end.

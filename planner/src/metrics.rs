@@ -45,6 +45,7 @@ pub async fn render(planner: &Planner) -> Result<String, ApiError> {
     let mut registry = Registry::with_prefix("vmferry");
     migrations(&mut registry, planner, &rows);
     hosts(&mut registry, &fleet);
+    tasks(&mut registry);
     let mut out = String::new();
     // Writing into a String does not fail; if it did, what is there is still true.
     if text::encode(&mut out, &registry).is_err() {
@@ -93,6 +94,14 @@ fn hosts(registry: &mut Registry, fleet: &Fleet) {
     registry.register("report_age_seconds", "Age of each host's last report, in seconds", age);
     registry.register("host_memory_free_bytes", "Memory that may still be promised", free);
     registry.register("host_memory_total_bytes", "Memory of the host", total);
+}
+
+/// Counts the tasks that have not ended: connections, calls, drivers.
+fn tasks(registry: &mut Registry) {
+    let gauge: Gauge = Gauge::default();
+    let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    gauge.set(i64::try_from(alive).unwrap_or(i64::MAX));
+    registry.register("planner_tokio_tasks", "Tasks of the planner that have not ended", gauge);
 }
 
 fn seconds(ms: u64) -> f64 {

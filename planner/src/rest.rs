@@ -2,20 +2,20 @@
 
 mod error;
 mod events;
+mod extract;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use vmferry_proto::v1;
 
 use self::error::RestError;
+use self::extract::{Message, Segment};
 use crate::planner::Planner;
 
 /// Definitions are a few KiB; nothing here needs more.
@@ -46,19 +46,11 @@ pub fn router(planner: Arc<Planner>) -> Router {
         .with_state(planner)
 }
 
-/// Reads a body: JSON of the message, or nothing for one without mandatory fields.
-fn read<T: DeserializeOwned + Default>(body: &Bytes) -> Result<T, RestError> {
-    if body.iter().all(u8::is_ascii_whitespace) {
-        return Ok(T::default());
-    }
-    serde_json::from_slice(body).map_err(|error| RestError::body(&error))
-}
-
 async fn hosts(State(planner): Shared) -> Answer<v1::ListHostsReply> {
     Ok(axum::Json(planner.list_hosts().await?))
 }
 
-async fn host(State(planner): Shared, Path(id): Path<String>) -> Answer<v1::Host> {
+async fn host(State(planner): Shared, Segment(id): Segment) -> Answer<v1::Host> {
     Ok(axum::Json(planner.get_host(&id).await?))
 }
 
@@ -77,7 +69,7 @@ async fn vms(
     Ok(axum::Json(planner.list_vms(&query.host).await?))
 }
 
-async fn vm(State(planner): Shared, Path(name): Path<String>) -> Answer<v1::Vm> {
+async fn vm(State(planner): Shared, Segment(name): Segment) -> Answer<v1::Vm> {
     Ok(axum::Json(planner.get_vm(&name).await?))
 }
 
@@ -88,27 +80,27 @@ fn accepted(vm: v1::Vm) -> Response {
     (status, axum::Json(vm)).into_response()
 }
 
-async fn start_new(State(planner): Shared, body: Bytes) -> Result<Response, RestError> {
-    let asked: v1::StartVmRequest = read(&body)?;
+async fn start_new(
+    State(planner): Shared,
+    Message(asked): Message<v1::StartVmRequest>,
+) -> Result<Response, RestError> {
     Ok(accepted(planner.start_vm(asked).await?))
 }
 
 async fn start(
     State(planner): Shared,
-    Path(name): Path<String>,
-    body: Bytes,
+    Segment(name): Segment,
+    Message(mut asked): Message<v1::StartVmRequest>,
 ) -> Result<Response, RestError> {
-    let mut asked: v1::StartVmRequest = read(&body)?;
     asked.vm = name;
     Ok(accepted(planner.start_vm(asked).await?))
 }
 
 async fn stop(
     State(planner): Shared,
-    Path(name): Path<String>,
-    body: Bytes,
+    Segment(name): Segment,
+    Message(mut asked): Message<v1::StopVmRequest>,
 ) -> Result<Response, RestError> {
-    let mut asked: v1::StopVmRequest = read(&body)?;
     asked.vm = name;
     Ok(accepted(planner.stop_vm(asked).await?))
 }
@@ -133,19 +125,21 @@ async fn migrations(
     Ok(axum::Json(planner.list_migrations(&asked).await?))
 }
 
-async fn migrate(State(planner): Shared, body: Bytes) -> Result<Response, RestError> {
-    let asked: v1::MigrateVmRequest = read(&body)?;
+async fn migrate(
+    State(planner): Shared,
+    Message(asked): Message<v1::MigrateVmRequest>,
+) -> Result<Response, RestError> {
     let migration = planner.migrate_vm(asked).await?;
     let location = format!("/api/migrations/{}", migration.id);
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], axum::Json(migration))
         .into_response())
 }
 
-async fn migration(State(planner): Shared, Path(id): Path<String>) -> Answer<v1::Migration> {
+async fn migration(State(planner): Shared, Segment(id): Segment) -> Answer<v1::Migration> {
     Ok(axum::Json(planner.get_migration(&id).await?))
 }
 
-async fn cancel(State(planner): Shared, Path(id): Path<String>) -> Result<Response, RestError> {
+async fn cancel(State(planner): Shared, Segment(id): Segment) -> Result<Response, RestError> {
     let migration = planner.cancel_migration(&id).await?;
     Ok((StatusCode::ACCEPTED, axum::Json(migration)).into_response())
 }

@@ -1,7 +1,7 @@
 //! Failures in HTTP's words: `{code, message, details}`.
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -43,6 +43,20 @@ impl RestError {
         let message = rejection.body_text();
         let field = quoted(&message).unwrap_or_default();
         Self::new(StatusCode::BAD_REQUEST, "invalid", message, field)
+    }
+
+    /// Says that a body could not be read to its end: it is too large, or whoever sent it broke off.
+    pub(super) fn unread(rejection: &BytesRejection) -> Self {
+        let status = rejection.status();
+        let code = if status == StatusCode::PAYLOAD_TOO_LARGE { "too_large" } else { "invalid" };
+        let message = format!("body: {}", rejection.body_text());
+        Self::new(status, code, message, String::new())
+    }
+
+    /// Says that a path holds what is no name.
+    pub(super) fn path(rejection: &PathRejection) -> Self {
+        let message = format!("path: {}", rejection.body_text());
+        Self::new(rejection.status(), "invalid", message, String::new())
     }
 
     pub(super) fn no_route() -> Self {

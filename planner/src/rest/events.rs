@@ -3,19 +3,20 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use futures::stream::{Stream, StreamExt as _};
 
 use super::error::RestError;
+use super::extract::Segment;
 use crate::planner::Planner;
 use crate::telemetry::Chain;
 
 /// Streams `migration` events until its last phase; an `error` event if it cannot be read any more.
 pub(super) async fn migration(
     State(planner): State<Arc<Planner>>,
-    Path(id): Path<String>,
+    Segment(id): Segment,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, RestError> {
     let changes = planner.watch_migration(&id).await?;
     let events = changes.map(|change| {
