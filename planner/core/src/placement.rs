@@ -7,6 +7,7 @@
 mod eligibility;
 mod reason;
 
+pub(crate) use eligibility::incapable;
 pub use reason::{Reason, Weight};
 
 use std::cmp::Reverse;
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_types::{Bytes, HostId, MilliCpu, VmId};
 
-use crate::capacity::{Figures, figures_without};
+use crate::capacity::figures_without;
 use crate::fleet::{Demand, Fleet, Host};
 use crate::migration::Blocker;
 
@@ -162,11 +163,11 @@ impl NoPlacement {
 /// Spread, don't stack: most memory left after, then most CPU left, then most memory available
 /// right now, then the host's id, so that a tie has one answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Score {
-    remaining_memory: Reverse<Bytes>,
-    remaining_cpu: Reverse<MilliCpu>,
-    available_memory: Reverse<Bytes>,
-    host: HostId,
+pub(crate) struct Score {
+    pub(crate) remaining_memory: Reverse<Bytes>,
+    pub(crate) remaining_cpu: Reverse<MilliCpu>,
+    pub(crate) available_memory: Reverse<Bytes>,
+    pub(crate) host: HostId,
 }
 
 /// Returns the host that `request` should land on.
@@ -223,12 +224,16 @@ pub fn closed_because(fleet: &Fleet, host: &Host) -> Vec<Reason> {
 
 fn consider(fleet: &Fleet, host: &Host, request: &Request) -> Result<Score, Vec<Reason>> {
     let mut reasons = closed_because(fleet, host);
-    reasons.extend(eligibility::capable(host, request));
+    reasons.extend(incapable(host, request));
     if host.inbound >= fleet.policy.inbound_max {
         reasons.push(Reason::InboundCap { running: host.inbound, max: fleet.policy.inbound_max });
     }
     let figures = figures_without(host, &fleet.policy, Some(request.vm)).ok();
-    reasons.extend(figures.iter().flat_map(|figures| no_room(figures, request.demand)));
+    reasons.extend(
+        figures
+            .iter()
+            .flat_map(|figures| no_room((figures.free_memory, figures.free_cpu), request.demand)),
+    );
     let Some(figures) = figures.filter(|_| reasons.is_empty()) else { return Err(reasons) };
     Ok(Score {
         remaining_memory: Reverse(figures.free_memory.less(request.demand.memory)),
@@ -238,13 +243,15 @@ fn consider(fleet: &Fleet, host: &Host, request: &Request) -> Result<Score, Vec<
     })
 }
 
-fn no_room(figures: &Figures, demand: Demand) -> Vec<Reason> {
+/// Returns what a demand is short of where so much is free. An exact fit fits.
+pub(crate) fn no_room(free: (Bytes, MilliCpu), demand: Demand) -> Vec<Reason> {
+    let (memory, cpu) = free;
     let mut reasons = Vec::new();
-    if demand.memory > figures.free_memory {
-        reasons.push(Reason::Memory { needed: demand.memory, free: figures.free_memory });
+    if demand.memory > memory {
+        reasons.push(Reason::Memory { needed: demand.memory, free: memory });
     }
-    if demand.cpu > figures.free_cpu {
-        reasons.push(Reason::Cpu { needed: demand.cpu, free: figures.free_cpu });
+    if demand.cpu > cpu {
+        reasons.push(Reason::Cpu { needed: demand.cpu, free: cpu });
     }
     reasons
 }
@@ -262,3 +269,6 @@ fn kind_of(rejected: &[Rejected]) -> Refused {
         None => Refused::FleetUnreadable,
     }
 }
+
+#[cfg(test)]
+mod tests;

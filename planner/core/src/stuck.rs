@@ -122,3 +122,57 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
     };
     Some(words.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migration::rows::{self, CLAIM, LATE, SOON};
+
+    const NOBODY: Sides = Sides { claim: CLAIM, source: None, destination: None };
+
+    #[test]
+    fn a_step_within_its_time_is_not_stuck() {
+        for (name, row) in rows::all() {
+            assert_eq!(stuck(&row, &NOBODY, SOON, None), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_row_that_owes_something_is_stuck_in_time_with_what_it_waits_for() {
+        for (name, row) in rows::all() {
+            let stuck = stuck(&row, &NOBODY, LATE, None);
+            let free = ["queued", "transferring", "done", "aborted", "failed"].contains(&name);
+            assert_eq!(stuck.is_none(), free, "{name}: {stuck:?}");
+            if let Some(stuck) = stuck {
+                assert_eq!(stuck.age, Millis(39_100), "{name}");
+                assert!(!stuck.waits_for.is_empty() && !stuck.cause.is_empty(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_agent_that_does_not_answer_is_named_with_the_real_error() {
+        let row = rows::committed(rows::handover());
+        let trouble = Trouble { text: "connect to 10.0.0.2: refused".into(), since: LATE.entered };
+        let stuck = stuck(&row, &NOBODY, LATE, Some(&trouble)).unwrap();
+        assert_eq!(stuck.waits_for, "the destination agent to answer");
+        assert_eq!(stuck.cause, "connect to 10.0.0.2: refused");
+    }
+
+    #[test]
+    fn a_transfer_is_stuck_only_once_trouble_lasts() {
+        let row = rows::transferring();
+        assert_eq!(stuck(&row, &NOBODY, LATE, None), None);
+        let trouble = |since| Trouble { text: "no route".into(), since: Timestamp(since) };
+        assert_eq!(stuck(&row, &NOBODY, LATE, Some(&trouble(20_000))), None);
+        let stuck = stuck(&row, &NOBODY, LATE, Some(&trouble(5_000))).unwrap();
+        assert_eq!(stuck.age, Millis(35_000));
+    }
+
+    #[test]
+    fn a_way_back_says_why_it_was_taken() {
+        let row = rows::rolling_back(Back::Undoing);
+        let stuck = stuck(&row, &NOBODY, LATE, None).unwrap();
+        assert_eq!(stuck.cause, "cancelled as asked");
+    }
+}

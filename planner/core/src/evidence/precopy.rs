@@ -331,8 +331,13 @@ impl Reading<'_> {
         }
     }
 
+    /// That the source is gone is not enough: its agent acknowledges the release, or its journal
+    /// would go on saying that the VM is there.
     fn source_released(self) -> Option<Event> {
-        let (_, proof) = self.source_proof()?;
+        let (seen, proof) = self.source_proof()?;
+        if seen.role == Role::Running {
+            return None;
+        }
         Some(Event::SourceReleased { proof: proof.clone() })
     }
 

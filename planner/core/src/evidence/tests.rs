@@ -263,14 +263,19 @@ fn what_is_absent_while_arming_may_only_be_not_there_yet() {
 }
 
 #[test]
-fn a_release_is_done_when_the_source_is_proven_gone() {
-    let both = sides(rows::dead(rows::source_sent()), rows::destination_full());
+fn a_release_is_done_when_the_gone_source_is_out_of_its_agents_journal() {
+    let gone = rows::dead(rows::source_sent());
+    let cleared = Seen { role: vmferry_types::Role::Absent, ..gone.clone() };
     for row in [
         rows::attached(Guest::Present),
         rows::attached(Guest::PoweredOff),
         rows::failed(Cleanup::Source),
     ] {
+        let both = sides(cleared.clone(), rows::destination_full());
         assert_eq!(label(&row, &both, SOON), "source_released");
+        // Its agent would go on saying that the VM runs there.
+        let both = sides(gone.clone(), rows::destination_full());
+        assert_eq!(label(&row, &both, SOON), "-");
     }
 }
 

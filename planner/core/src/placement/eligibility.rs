@@ -42,7 +42,7 @@ pub(super) fn readable(fleet: &Fleet, host: &Host) -> Vec<Reason> {
 /// Returns what the VM needs and the host will not have by waiting.
 ///
 /// What only a report can say is held against a host only once it reported: unknown is not unable.
-pub(super) fn capable(host: &Host, request: &Request) -> Vec<Reason> {
+pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
     let needs = &request.needs;
     let mut reasons = Vec::new();
     if request.source.as_ref() == Some(&host.id) {

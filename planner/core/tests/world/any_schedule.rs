@@ -125,7 +125,7 @@ fn check_end(world: &World, killed: &[Side]) {
     let source_killed = killed.contains(&Side::Source);
     match world.row.label() {
         PhaseLabel::Done => {
-            assert_ne!(world.hosts.source.life, Life::Alive, "the source was not released");
+            assert_eq!(world.hosts.source.life, Life::Cleared, "the source was not released");
             assert!(world.hosts.destination.runs() || killed.contains(&Side::Destination));
         }
         PhaseLabel::Aborted => {

@@ -89,7 +89,7 @@ fn ends(mut world: World, label: PhaseLabel, guest: Option<Side>) -> World {
 
 fn done(world: World) {
     let world = ends(world, PhaseLabel::Done, Some(Side::Destination));
-    assert_eq!(world.hosts.source.life, Life::Dead);
+    assert_eq!(world.hosts.source.life, Life::Cleared);
     assert_eq!(world.row.books().generation, FIRST.next());
 }
 

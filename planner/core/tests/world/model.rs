@@ -22,6 +22,8 @@ pub(crate) enum Life {
     Never,
     Alive,
     Dead,
+    /// Dead, and its agent's journal was told that nothing is left here.
+    Cleared,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +127,10 @@ impl End {
             claim: self.claim,
             knowledge: if silent { Knowledge::Unresponsive } else { Knowledge::Known },
             role: match (self.side, self.life) {
-                (Side::Source, _) => Role::Running,
-                (Side::Destination, Life::Never) => Role::Absent,
+                (Side::Source, Life::Never | Life::Alive | Life::Dead) => Role::Running,
+                (Side::Source, Life::Cleared) | (Side::Destination, Life::Never | Life::Cleared) => {
+                    Role::Absent
+                }
                 (Side::Destination, Life::Alive | Life::Dead) => Role::Receiver,
             },
             generation: self.generation,
@@ -152,7 +156,7 @@ impl End {
         GoneProof {
             kind: match self.life {
                 Life::Never => ProofKind::NeverStarted,
-                Life::Alive | Life::Dead => ProofKind::ExitRecord,
+                Life::Alive | Life::Dead | Life::Cleared => ProofKind::ExitRecord,
             },
             host: self.name(),
             boot_id: "x".into(),
@@ -288,7 +292,7 @@ impl Hosts {
                 Answer::Done
             }
             Life::Alive => Answer::Done,
-            Life::Dead => Answer::Refused("receiver_gone"),
+            Life::Dead | Life::Cleared => Answer::Refused("receiver_gone"),
         }
     }
 
@@ -323,9 +327,7 @@ impl Hosts {
     }
 
     fn end_source(&mut self) -> Answer {
-        if self.source.life == Life::Alive {
-            self.source.life = Life::Dead;
-        }
+        self.source.life = Life::Cleared;
         Answer::Done
     }
 
