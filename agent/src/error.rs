@@ -69,6 +69,7 @@ impl CommandError {
             }
             Self::Fence(FenceRefusal::StaleClaim { .. }) => ("stale_claim", Code::Aborted),
             Self::Fence(FenceRefusal::StepReused { .. }) => ("step_reused", Code::Aborted),
+            Self::Fence(FenceRefusal::Leap { .. }) => ("invalid", Code::InvalidArgument),
             Self::Learning => ("learning", Code::Unavailable),
             Self::Unresponsive(_) => ("unresponsive", Code::Unavailable),
             Self::Unreadable(_) => ("unreadable", Code::Unavailable),
@@ -99,6 +100,11 @@ fn refusal(refusal: FenceRefusal) -> String {
         }
         FenceRefusal::StepReused { step } => {
             format!("step {step} was another command")
+        }
+        FenceRefusal::Leap { field, known } => {
+            format!(
+                "{field}: is further above the known {known} than anybody counts; send the next one"
+            )
         }
     }
 }
@@ -134,6 +140,9 @@ impl From<CommandError> for Status {
             }
             CommandError::Fence(FenceRefusal::StepReused { step }) => {
                 detail.known_step = step.value();
+            }
+            CommandError::Fence(FenceRefusal::Leap { field, .. }) => {
+                field.clone_into(&mut detail.field);
             }
             CommandError::Invalid { field, .. } => detail.field = field,
             CommandError::Blocked(blockers) => detail.blockers = blockers,

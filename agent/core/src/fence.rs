@@ -83,6 +83,13 @@ impl FenceState {
     #[must_use]
     pub fn decide(&self, fence: &Fence, digest: &str) -> Decision {
         let stale = FenceRefusal::StaleClaim { known: self.claim, step: self.step };
+        let step = if fence.claim == self.claim { self.step } else { Step::from_stored(0) };
+        if let Some(leap) = self.leap(fence.generation, fence.claim) {
+            return Decision::Refuse(leap);
+        }
+        if !fence.step.is_countable_from(step) {
+            return Decision::Refuse(FenceRefusal::Leap { field: "step", known: step.value() });
+        }
         if fence.generation < self.generation {
             return Decision::Refuse(FenceRefusal::StaleGeneration { known: self.generation });
         }
@@ -133,7 +140,9 @@ impl FenceState {
         generation: Generation,
         claim: Claim,
     ) -> ClaimDecision {
-        if generation < self.generation {
+        if let Some(leap) = self.leap(generation, claim) {
+            ClaimDecision::Refuse(leap)
+        } else if generation < self.generation {
             ClaimDecision::Refuse(FenceRefusal::StaleGeneration { known: self.generation })
         } else if claim > self.claim {
             ClaimDecision::Take
@@ -141,6 +150,18 @@ impl FenceState {
             ClaimDecision::Held
         } else {
             ClaimDecision::Refuse(FenceRefusal::StaleClaim { known: self.claim, step: self.step })
+        }
+    }
+
+    /// Returns the counter that nobody can have counted to from what is known.
+    fn leap(&self, generation: Generation, claim: Claim) -> Option<FenceRefusal> {
+        if !generation.is_countable_from(self.generation) {
+            let known = self.generation.value();
+            Some(FenceRefusal::Leap { field: "generation", known })
+        } else if !claim.is_countable_from(self.claim) {
+            Some(FenceRefusal::Leap { field: "claim", known: self.claim.value() })
+        } else {
+            None
         }
     }
 
@@ -294,6 +315,29 @@ mod tests {
         assert!(matches!(older, ClaimDecision::Refuse(FenceRefusal::StaleClaim { .. })));
         let stale = state.decide_claim(MOVE, Generation::from_stored(2), Claim::from_stored(9));
         assert!(matches!(stale, ClaimDecision::Refuse(FenceRefusal::StaleGeneration { .. })));
+    }
+
+    #[test]
+    fn the_highest_number_of_all_does_not_shut_out_whoever_counts() {
+        let (state, highest) = (known(), u64::MAX);
+        for (generation, claim, step, field, known) in [
+            (highest, 6, 1, "generation", 3),
+            (3, highest, 1, "claim", 5),
+            (3, 5, highest, "step", 2),
+            (3, 6, highest, "step", 0),
+        ] {
+            let refusal = Decision::Refuse(FenceRefusal::Leap { field, known });
+            assert_eq!(state.decide(&fence(generation, claim, step), "stop"), refusal);
+        }
+        for (generation, claim, field, known) in
+            [(highest, 6, "generation", 3), (3, highest, "claim", 5)]
+        {
+            let (generation, claim) =
+                (Generation::from_stored(generation), Claim::from_stored(claim));
+            let refusal = ClaimDecision::Refuse(FenceRefusal::Leap { field, known });
+            assert_eq!(state.decide_claim(MOVE, generation, claim), refusal);
+        }
+        assert_eq!(state.decide(&fence(3, 5, 3), "start"), Decision::Execute);
     }
 
     #[test]

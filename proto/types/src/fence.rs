@@ -37,4 +37,11 @@ pub enum FenceRefusal {
         /// The step in question.
         step: Step,
     },
+    /// A counter is further above the known one than anybody counts.
+    Leap {
+        /// The counter's name in [`Fence`].
+        field: &'static str,
+        /// The newest that the agent knows.
+        known: u64,
+    },
 }

@@ -2,6 +2,13 @@
 
 use std::fmt;
 
+/// How far above the known value a received counter may be.
+///
+/// Admissions, drivers and commands count by one, so no honest one is ever this far ahead, not
+/// even for a VM that was elsewhere for years. Without a bound a single message with the highest
+/// number would leave no number for whoever may really command the VM.
+const LEAP_MAX: u64 = 1 << 32;
+
 macro_rules! counter {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -22,6 +29,12 @@ macro_rules! counter {
             #[must_use]
             pub const fn next(self) -> Self {
                 Self(self.0.saturating_add(1))
+            }
+
+            /// Says whether a received value can have been counted to from `known`; an older one can.
+            #[must_use]
+            pub const fn is_countable_from(self, known: Self) -> bool {
+                self.0.saturating_sub(known.0) <= LEAP_MAX
             }
 
             /// Returns the value to store or send.
@@ -58,4 +71,20 @@ counter! {
 counter! {
     /// Counts the writes of one row: its optimistic lock.
     Seq
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leap_is_not_counting() {
+        let known = Claim::from_stored(7);
+        for countable in [0, 7, 8, 7 + LEAP_MAX] {
+            assert!(Claim::from_stored(countable).is_countable_from(known), "{countable}");
+        }
+        for leap in [8 + LEAP_MAX, u64::MAX] {
+            assert!(!Claim::from_stored(leap).is_countable_from(known), "{leap}");
+        }
+    }
 }
