@@ -89,41 +89,38 @@ async fn choose(
                 fleet.hosts.remove(&placement.host);
             }
             Err(none) => {
-                return nowhere(planner, &fleet, request, none, refused_by_agents, description)
-                    .await;
+                // The caller chose: tell all that is in the way, not only what the figures say.
+                let asked = asked_in_vain(&fleet, request, &none);
+                let mut blockers = refused_by_agents;
+                blockers.extend(none.blockers());
+                if let Some(asked) = asked {
+                    blockers.extend(check(planner, asked, description).await);
+                }
+                return nowhere(&fleet, &none, deduplicated(blockers));
             }
         }
     }
 }
 
-async fn nowhere(
-    planner: &Planner,
+/// Returns the host that the caller named, if there is such a host beside the source.
+fn asked_in_vain<'a>(
     fleet: &Fleet,
-    request: &Request,
-    none: NoPlacement,
-    mut blockers: Vec<Blocker>,
-    description: &SourceDescription,
-) -> Found {
-    blockers.extend(none.blockers());
-    match none.refused {
-        NotPlaced::DestinationRefused => {
-            // The caller chose: tell all that is in the way, not only what the figures say.
-            if let Some(asked) =
-                request.destination.as_ref().filter(|id| fleet.hosts.contains_key(id))
-                && request.source.as_ref() != Some(asked)
-            {
-                blockers.extend(check(planner, asked, description).await);
-            }
-            Found::Never { blockers: deduplicated(blockers) }
-        }
-        NotPlaced::NotCapable => Found::Never { blockers: deduplicated(blockers) },
-        NotPlaced::FleetAtCapacity | NotPlaced::FleetUnreadable | NotPlaced::NoneAvailable => {
-            // Every host that could have taken it was asked, and said no for good.
-            if fleet.hosts.is_empty() && !blockers.is_empty() {
-                return Found::Never { blockers: deduplicated(blockers) };
-            }
-            Found::Wait { note: none.note(), blockers: deduplicated(blockers) }
-        }
+    request: &'a Request,
+    none: &NoPlacement,
+) -> Option<&'a HostId> {
+    let asked = request.destination.as_ref()?;
+    let there = fleet.hosts.contains_key(asked) && request.source.as_ref() != Some(asked);
+    (none.refused == NotPlaced::DestinationRefused && there).then_some(asked)
+}
+
+/// Says whether waiting can help when there is no host.
+fn nowhere(fleet: &Fleet, none: &NoPlacement, blockers: Vec<Blocker>) -> Found {
+    // If every host that could have taken it was asked, each said no for good.
+    let asked_all = fleet.hosts.is_empty() && !blockers.is_empty();
+    if none.refused.queues() && !asked_all {
+        Found::Wait { note: none.note(), blockers }
+    } else {
+        Found::Never { blockers }
     }
 }
 

@@ -19,7 +19,7 @@ pub use fleet::{held, snapshot};
 
 use crate::agents::rpc::Directory;
 use crate::config::{Config, HostSettings};
-use crate::store::{HostRow, SavedHost, Store, StoreError};
+use crate::store::{HostRow, Lost, SavedHost, Store, StoreError};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
@@ -47,6 +47,15 @@ pub struct Inventory {
     settings: BTreeMap<HostId, HostSettings>,
     directory: Arc<Directory>,
     entries: Mutex<BTreeMap<HostId, Entry>>,
+}
+
+/// What a report came to.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// What the agent is answered.
+    pub reply: ReportReply,
+    /// Losses that may be old news: each needs a look that is younger than the row.
+    pub doubted: Vec<Lost>,
 }
 
 /// Whether a report is news.
@@ -136,8 +145,11 @@ impl Inventory {
         store: &dyn Store,
         report: HostReport,
         now: Timestamp,
-    ) -> Result<ReportReply, StoreError> {
-        let refused = |why: String| ReportReply { refused: why, generations: Vec::new() };
+    ) -> Result<Taken, StoreError> {
+        let refused = |why: String| Taken {
+            reply: ReportReply { refused: why, generations: Vec::new() },
+            doubted: Vec::new(),
+        };
         let host: HostId = match report.host_id.parse() {
             Ok(host) => host,
             Err(error) => {
@@ -156,7 +168,7 @@ impl Inventory {
                 warn!(host_id = %host, reason = why, "report refused");
                 return Ok(refused(why));
             }
-            Reception::Old => return Ok(ReportReply::default()),
+            Reception::Old => return Ok(Taken::default()),
             Reception::New { introduce: true } => {
                 if let Some(why) = self.introduce(store, &host, &report, now).await? {
                     warn!(host_id = %host, reason = why, "report refused");
@@ -167,9 +179,11 @@ impl Inventory {
         }
         self.keep(&host, Arc::clone(&report), now);
         let mut generations = Vec::with_capacity(report.vms.len());
+        let mut doubted = Vec::new();
         for vm in &report.vms {
             let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
             if let Some(row) = truth::compare(store, &host, &report, (id, vm), now).await? {
+                doubted.extend(truth::doubted(&host, &report, (vm, &row)));
                 generations.push(VmGeneration {
                     vm_id: row.id.to_string(),
                     generation: row.generation.value(),
@@ -178,7 +192,8 @@ impl Inventory {
                 });
             }
         }
-        Ok(ReportReply { refused: String::new(), generations })
+        let reply = ReportReply { refused: String::new(), generations };
+        Ok(Taken { reply, doubted })
     }
 
     /// Decides what a report is, before anything is kept of it.

@@ -23,7 +23,7 @@ impl Seen {
     /// Notes what keeps it from going on; the time is kept as long as there is any trouble.
     pub fn set_trouble(&mut self, text: Option<String>, now: Timestamp) {
         self.trouble = text.map(|text| {
-            let since = self.trouble.as_ref().map_or(now.value(), |(_, since)| *since);
+            let since = self.trouble.as_ref().map_or_else(|| now.value(), |(_, since)| *since);
             (text, since)
         });
     }

@@ -105,9 +105,12 @@ async fn stop(
     Ok(accepted(planner.stop_vm(asked).await?))
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "two independent filters, as the message has them"
+)]
 struct MigrationQuery {
     vm: String,
     open: bool,

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
 use vmferry_proto::v1;
-use vmferry_types::{HostId, MigrationId, VmId};
+use vmferry_types::{HostId, MigrationId, Role, VmId};
 
 use super::{ApiError, migration_id};
 use crate::planner::Planner;
-use crate::store::{Filter, OnlyOpen, VmRow};
+use crate::store::{Filter, Lost, OnlyOpen, StoreError, VmRow};
 use crate::{clock, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
@@ -26,9 +26,30 @@ impl Planner {
     ///
     /// Fails if the store does.
     pub async fn report(&self, report: v1::HostReport) -> Result<v1::ReportReply, ApiError> {
-        let reply = self.parts.inventory.report(self.store(), report, clock::now()).await?;
+        let taken = self.parts.inventory.report(self.store(), report, clock::now()).await?;
+        for lost in &taken.doubted {
+            self.look_again(lost).await?;
+        }
         self.wake.notify_one();
-        Ok(reply)
+        Ok(taken.reply)
+    }
+
+    /// Marks a VM as lost if its host still says so: the row was read before it is asked, and is
+    /// only written if nothing was admitted since.
+    async fn look_again(&self, lost: &Lost) -> Result<(), StoreError> {
+        let look = v1::ObserveRequest { vm_id: lost.vm.to_string(), claim: 0 };
+        // One that does not answer is asked again at its next report.
+        let Ok(seen) = self.parts.agents.observe(&lost.host, look).await else { return Ok(()) };
+        let runs = matches!(Role::from_label(&seen.role), Some(Role::Running | Role::Held));
+        let gone = runs && seen.knowledge() == v1::Knowledge::Known && seen.gone.is_some();
+        if gone && seen.generation == lost.generation.value() && seen.claim < lost.claim.value() {
+            let marked = self.store().mark_lost(lost, clock::now()).await?;
+            if marked {
+                tracing::warn!(vm_id = %lost.vm, host_id = %lost.host, cause = lost.cause,
+                    "VM is lost: its QEMU ended by itself");
+            }
+        }
+        Ok(())
     }
 
     /// Lists all hosts.

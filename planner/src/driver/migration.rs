@@ -56,7 +56,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
             destination = row.migration.destination().map(tracing::field::display),
             claim = %row.claim);
         let outcome = match Run::open(planner, *row) {
-            Some(mut run) => run.to_the_end(nudge).instrument(span).await,
+            Some(mut run) => run.finish(nudge).instrument(span).await,
             None => return,
         };
         match outcome {
@@ -105,7 +105,7 @@ enum Applied {
 /// How a command ended.
 enum Said {
     /// The agent's answer.
-    Executed(Answer<ExecuteReply>),
+    Executed(Box<Answer<ExecuteReply>>),
     /// The source could not be described, so nothing was sent to the destination.
     NotDescribed(AgentError),
 }
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
     }
 
     /// Decides and acts on whatever is seen next, until there is nothing left to do.
-    async fn to_the_end(&mut self, nudge: &Notify) -> Result<Outcome, StoreError> {
+    async fn finish(&mut self, nudge: &Notify) -> Result<Outcome, StoreError> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -411,8 +411,10 @@ impl<'a> Run<'a> {
     async fn hear(&mut self, said: Said) -> Result<Option<Outcome>, StoreError> {
         let Some(Pending { end, effect, .. }) = self.pending.take() else { return Ok(None) };
         let reply = match said {
-            Said::Executed(Ok(reply)) => reply,
-            Said::Executed(Err(error)) => return self.refused(end, &effect, error).await,
+            Said::Executed(answer) => match *answer {
+                Ok(reply) => reply,
+                Err(error) => return self.refused(end, &effect, error).await,
+            },
             Said::NotDescribed(error) => return self.not_described(error).await,
         };
         self.backoff.reset();
@@ -523,7 +525,9 @@ async fn answer(pending: &mut Option<Pending>) -> Said {
 
 async fn execute(agents: &dyn crate::agents::Agents, command: Option<Command>) -> Said {
     match command {
-        Some(command) => Said::Executed(agents.execute(&command.host, command.request).await),
+        Some(command) => {
+            Said::Executed(Box::new(agents.execute(&command.host, command.request).await))
+        }
         None => std::future::pending().await,
     }
 }

@@ -21,13 +21,35 @@ pub(super) async fn compare(
         && !report.journal_unreadable
         && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
     let known = store.vm(id).await?;
+    let believed = believed && counted(known.as_ref(), host, vm);
     let Some(role) = Role::from_label(&vm.role).filter(|_| believed) else {
         return Ok(known);
     };
     match known {
         None => adopt(store, host, (id, vm), role, now).await,
-        Some(row) => follow(store, host, vm, role, row, now).await,
+        Some(row) => follow(store, &Told { host, vm, role }, row, now).await,
     }
+}
+
+/// What a host says of a VM that can be believed.
+struct Told<'a> {
+    host: &'a HostId,
+    vm: &'a VmReport,
+    role: Role,
+}
+
+/// Says whether a VM's counters can have been counted to from what is known: no agent takes one
+/// that cannot, and believing it would leave no number for the next admission.
+fn counted(known: Option<&VmRow>, host: &HostId, vm: &VmReport) -> bool {
+    let none = (Generation::from_stored(0), Claim::from_stored(0));
+    let (generation, claim) = known.map_or(none, |row| (row.generation, row.claim));
+    let counted = Generation::from_stored(vm.generation).is_countable_from(generation)
+        && Claim::from_stored(vm.claim).is_countable_from(claim);
+    if !counted {
+        warn!(vm_id = vm.vm_id, host_id = %host, generation = vm.generation, claim = vm.claim,
+            "report of a VM is not believed: nobody counts that far");
+    }
+    counted
 }
 
 /// Takes a VM into the store that only its host knew (rule R13).
@@ -70,12 +92,11 @@ async fn adopt(
 /// Lets a known VM follow what was done to it without the planner, and notes its loss.
 async fn follow(
     store: &dyn Store,
-    host: &HostId,
-    vm: &VmReport,
-    role: Role,
+    told: &Told<'_>,
     mut row: VmRow,
     now: Timestamp,
 ) -> Result<Option<VmRow>, StoreError> {
+    let Told { host, vm, role } = *told;
     let claim = Claim::from_stored(vm.claim);
     let generation = Generation::from_stored(vm.generation);
     if claim > row.claim && row.admission.is_some() {
@@ -91,7 +112,7 @@ async fn follow(
         return Ok(Some(row));
     }
     if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
-        return lose(store, host, vm, gone, row, now).await.map(Some);
+        return lose(store, told, gone, row, now).await.map(Some);
     }
     let power = match role {
         Role::Running | Role::Held => PowerState::Running,
@@ -109,17 +130,17 @@ async fn follow(
         info!(vm_id = %row.id, host_id = %host, power = power.label(), %generation, %claim,
             "VM was changed without the planner");
     }
-    Ok(store.vm(row.id).await?)
+    store.vm(row.id).await
 }
 
 async fn lose(
     store: &dyn Store,
-    host: &HostId,
-    vm: &VmReport,
+    told: &Told<'_>,
     gone: &GoneProof,
     row: VmRow,
     now: Timestamp,
 ) -> Result<VmRow, StoreError> {
+    let Told { host, vm, .. } = *told;
     let lost = Lost {
         vm: row.id,
         host: host.clone(),
@@ -132,6 +153,32 @@ async fn lose(
     }
     warn!(vm_id = %lost.vm, host_id = %host, cause = lost.cause, "VM is lost: its QEMU ended by itself");
     Ok(VmRow { power: PowerState::Lost, error: lost.cause, ..row })
+}
+
+/// Returns the loss that a host tells of under an older claim than the store has given out.
+///
+/// It may be an old report, sent before the VM was started again. It may as well be that the newer
+/// claim belongs to an admission that ended before this host heard of it, and then no report will
+/// ever carry it: only a fresh look can tell.
+pub(super) fn doubted(
+    host: &HostId,
+    report: &HostReport,
+    (vm, row): (&VmReport, &VmRow),
+) -> Option<Lost> {
+    let believed = !report.learning
+        && !report.journal_unreadable
+        && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
+    let runs = matches!(Role::from_label(&vm.role), Some(Role::Running | Role::Held));
+    let gone = vm.gone.as_ref().filter(|_| believed && runs)?;
+    let open = row.admission.is_some() || row.power != PowerState::Running;
+    let same = row.host.as_ref() == Some(host) && row.generation.value() == vm.generation;
+    (same && !open && Claim::from_stored(vm.claim) < row.claim).then(|| Lost {
+        vm: row.id,
+        host: host.clone(),
+        generation: row.generation,
+        claim: row.claim,
+        cause: loss(host, gone),
+    })
 }
 
 /// Says how a QEMU ended, in its own words where it left any.

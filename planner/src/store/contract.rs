@@ -113,14 +113,14 @@ async fn admitted(store: &dyn Store, of: u128, vm: &VmRow) -> MigrationRow {
     let new = request(of, vm, Ok(grant("b", room(9))));
     match store.admit(&new, NOW_US).await.unwrap() {
         Admission::Admitted(row) => *row,
-        other => panic!("{other:?}"),
+        other @ (Admission::Known(_) | Admission::Refused(_)) => panic!("{other:?}"),
     }
 }
 
 async fn refusal(store: &dyn Store, new: &NewMigration) -> Refused {
     match store.admit(new, NOW_US).await.unwrap() {
         Admission::Refused(refused) => refused,
-        other => panic!("{other:?}"),
+        other @ (Admission::Known(_) | Admission::Admitted(_)) => panic!("{other:?}"),
     }
 }
 
@@ -422,7 +422,7 @@ fn power(of: u128, vm: &VmRow, kind: PowerKind) -> NewPower {
 async fn power_admitted(store: &dyn Store, new: &NewPower) -> PowerAction {
     match store.admit_power(new, NOW_US).await.unwrap() {
         AdmitPower::Admitted(action) => action,
-        other => panic!("{other:?}"),
+        other @ (AdmitPower::Known(_) | AdmitPower::Refused(_)) => panic!("{other:?}"),
     }
 }
 

@@ -69,6 +69,7 @@ pub struct VmRow {
 }
 
 /// What became of a new VM.
+#[expect(clippy::large_enum_variant, reason = "looked at once and dropped")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defined {
     /// It is written.

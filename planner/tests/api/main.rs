@@ -1,8 +1,14 @@
 //! The planner as its users and its agents see it: real store, real edges, fake agents.
 
+#[cfg(test)]
 mod bench;
+#[cfg(test)]
 mod crashes;
+#[cfg(test)]
 mod fleet;
+#[cfg(test)]
 mod migrations;
+#[cfg(test)]
 mod rest;
+#[cfg(test)]
 mod world;

@@ -163,7 +163,7 @@ async fn an_agent_that_is_silent_is_waited_for_and_named() {
     bench.world.pace(Pace::Endless);
     let asked = bench.migrate("web1", "b").await;
     bench.see(&asked.id, |migration| migration.state == "syncing").await;
-    bench.world.silence("a", true);
+    bench.world.silence("a");
     bench.planner.cancel_migration(&asked.id).await.unwrap();
     let id = asked.id.parse().unwrap();
     crate::bench::until(|| bench.planner.live.seen(id).trouble.is_some()).await;

@@ -37,6 +37,7 @@ pub(crate) enum Pace {
 }
 
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "what a journal holds, as the wire has it")]
 struct FakeVm {
     name: String,
     definition: String,
@@ -123,8 +124,8 @@ impl World {
         self.with(|state| state.pace = pace);
     }
 
-    pub(crate) fn silence(&self, host: &str, silent: bool) {
-        self.with(|state| state.host(host).silent = silent);
+    pub(crate) fn silence(&self, host: &str) {
+        self.with(|state| state.host(host).silent = true);
     }
 
     pub(crate) fn block(&self, host: &str, code: &str, message: &str) {
@@ -313,6 +314,7 @@ impl State {
         Ok(if fence.step == vm.step { vm.answer.clone() } else { None })
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm a command, each a few lines")]
     fn carry_out(&mut self, host: &HostId, fence: &Fence, action: &Action) -> Answer<ExecuteReply> {
         let wrong = |message: &str| refused(host, "wrong_state", message);
         let (now, pace) = (self.clock_us, self.pace);

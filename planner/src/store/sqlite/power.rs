@@ -59,13 +59,15 @@ async fn power_locked(
         .transpose()
 }
 
+/// Whether anyone holds a host back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Open,
+    Cordoned,
+}
+
 /// Decides under the lock whether a VM may be started or stopped; `None` if it may.
-fn refusal(
-    new: &NewPower,
-    vm: &VmRow,
-    cordoned: bool,
-    reserved: &[Reservation],
-) -> Option<Refused> {
+fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> Option<Refused> {
     if let Some(admission) = vm.admission {
         return Some(Refused::InFlight { admission });
     }
@@ -77,7 +79,9 @@ fn refusal(
         }
     }
     match new.kind {
-        PowerKind::Start if cordoned => Some(Refused::Cordoned { host: new.host.clone() }),
+        PowerKind::Start if gate == Gate::Cordoned => {
+            Some(Refused::Cordoned { host: new.host.clone() })
+        }
         PowerKind::Start => new.room.check(reserved).err().map(|note| Refused::NoRoom { note }),
         PowerKind::Stop if vm.host.as_ref() != Some(&new.host) => {
             Some(Refused::Moved { host: vm.host.clone() })
@@ -108,8 +112,9 @@ impl SqliteStore {
             return Ok(AdmitPower::Refused(Refused::UnknownVm));
         };
         let cordoned = cordoned_locked(&mut transaction, &new.host, now).await?;
+        let gate = if cordoned { Gate::Cordoned } else { Gate::Open };
         let reserved = reservations_locked(&mut transaction, &new.host).await?;
-        if let Some(refused) = refusal(new, &vm, cordoned, &reserved) {
+        if let Some(refused) = refusal(new, &vm, gate, &reserved) {
             return Ok(AdmitPower::Refused(refused));
         }
         let record = PowerRecord {

@@ -1,7 +1,7 @@
 //! Columns to values, and the complaint about columns that hold none.
 
 use sqlx::sqlite::SqliteRow;
-use sqlx::{ColumnIndex, Decode, Row, Sqlite, Type};
+use sqlx::{ColumnIndex, Decode, Row as _, Sqlite, Type};
 use vmferry_types::{HostId, MigrationId, VmId};
 
 use crate::store::StoreError;
