@@ -30,6 +30,7 @@ mod stop;
 mod transfer;
 
 pub(crate) use self::cancel::call_back;
+pub(crate) use self::end::clear;
 
 /// What a command led to, beside what is observed.
 #[derive(Clone, Debug, Default)]

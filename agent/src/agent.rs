@@ -261,7 +261,7 @@ impl Agent {
                 self.changed();
             }
             Err(error) => {
-                tracing::error!(error = %chain(&error), "cannot mark the journal as kept")
+                tracing::error!(error = %chain(&error), "cannot mark the journal as kept");
             }
         }
     }

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FcntlArg, fcntl};
+use procfs::process::FDTarget;
 use vmferry_agent_core::definition::{Access, Definition};
 
 use crate::error::CommandError;
@@ -39,16 +40,23 @@ pub(crate) async fn held(vm: &Definition) -> Option<CommandError> {
 fn is_locked(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     LOCK_BYTES.into_iter().any(|byte| {
-        let mut lock = libc::flock {
-            l_type: libc::F_WRLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: byte,
-            l_len: 1,
-            l_pid: 0,
-        };
+        let mut lock = lock_of(libc::F_WRLCK, byte);
         let asked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock));
-        asked.is_ok() && lock.l_type != libc::F_UNLCK as libc::c_short
+        asked.is_ok() && libc::c_int::from(lock.l_type) != libc::F_UNLCK
     })
+}
+
+/// Describes a lock of one byte, for the kernel.
+fn lock_of(kind: libc::c_int, byte: libc::off_t) -> libc::flock {
+    // The kernel's own numbers fit, or the header would not have this type.
+    let short = |number| libc::c_short::try_from(number).unwrap_or(0);
+    libc::flock {
+        l_type: short(kind),
+        l_whence: short(libc::SEEK_SET),
+        l_start: byte,
+        l_len: 1,
+        l_pid: 0,
+    }
 }
 
 /// Finds a process on this machine that has the file open.
@@ -60,10 +68,8 @@ fn holder(path: &Path) -> Option<String> {
             continue;
         }
         let Ok(fds) = process.fd() else { continue };
-        let has = fds.flatten().any(|fd| match fd.target {
-            procfs::process::FDTarget::Path(target) => target == wanted,
-            _ => false,
-        });
+        let has =
+            fds.flatten().any(|fd| matches!(fd.target, FDTarget::Path(target) if target == wanted));
         if has {
             let name = process.stat().map_or_else(|_| "?".to_owned(), |stat| stat.comm);
             return Some(format!("pid {} {name}", process.pid()));
@@ -92,14 +98,7 @@ mod tests {
         disk.write_all(&[0; 512]).unwrap();
         assert!(held(&definition(disk.path())).await.is_none());
         let other = File::open(disk.path()).unwrap();
-        let lock = libc::flock {
-            l_type: libc::F_RDLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: 101,
-            l_len: 1,
-            l_pid: 0,
-        };
-        fcntl(&other, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+        fcntl(&other, FcntlArg::F_OFD_SETLK(&lock_of(libc::F_RDLCK, 101))).unwrap();
         let error = held(&definition(disk.path())).await.unwrap();
         assert_eq!(error.label(), "disk_in_use");
         drop(other);

@@ -73,11 +73,11 @@ impl Journal {
             Err(source) => return Err(failed("read", &marker, source)),
         };
         let journal = Self { dir };
-        let (records, broken) = journal.read_all()?;
-        Ok((journal, Found { records, broken, kept }))
+        let found = journal.read_all(kept)?;
+        Ok((journal, found))
     }
 
-    fn read_all(&self) -> Result<(Vec<VmRecord>, Vec<(VmId, JournalError)>), JournalError> {
+    fn read_all(&self, kept: Kept) -> Result<Found, JournalError> {
         let (mut records, mut broken) = (Vec::new(), Vec::new());
         let entries =
             fs::read_dir(&self.dir).map_err(|source| failed("list", &self.dir, source))?;
@@ -102,7 +102,7 @@ impl Journal {
                 Err(error) => broken.push((vm, error)),
             }
         }
-        Ok((records, broken))
+        Ok(Found { records, broken, kept })
     }
 
     /// Writes a record; returns once a power cut cannot undo it.

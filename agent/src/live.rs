@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use vmferry_agent_core::journal::{Gone, Identity, VmRecord};
-use vmferry_qmp::{MigrateInfo, RunState};
+use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{Millis, VmId};
 
 use crate::clock;
@@ -76,6 +76,13 @@ impl Sight {
     /// Says whether the guest runs.
     pub(crate) fn running(&self) -> bool {
         self.run_state == Some(RunState::Running) && self.gone.is_none()
+    }
+
+    /// Says whether a run state is about to follow a migration that has completed.
+    pub(crate) fn settling(&self) -> bool {
+        self.gone.is_none()
+            && self.migrate.status == Some(MigrationStatus::Completed)
+            && matches!(self.run_state, Some(RunState::FinishMigrate | RunState::InMigrate))
     }
 
     /// Says whether data is crossing, so that figures change all the time.

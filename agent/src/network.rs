@@ -41,7 +41,7 @@ pub(crate) async fn create(taps: &[(&Nic, &str)]) -> Result<(), NetworkError> {
         return Ok(());
     }
     for (_, name) in taps {
-        persist_tap(name, Persistence::Kept)
+        persist_tap(name)
             .map_err(|source| NetworkError::Tap { name: (*name).to_owned(), source })?;
     }
     with_netlink(async |netlink| {
@@ -116,9 +116,8 @@ async fn interfaces(netlink: &Handle) -> Result<BTreeMap<String, LinkMessage>, N
     let mut links = netlink.link().get().execute();
     let mut found = BTreeMap::new();
     while let Some(link) = links.try_next().await.map_err(NetworkError::List)? {
-        let name = link.attributes.iter().find_map(|attribute| match attribute {
-            LinkAttribute::IfName(name) => Some(name.clone()),
-            _ => None,
+        let name = link.attributes.iter().find_map(|attribute| {
+            if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None }
         });
         if let Some(name) = name {
             found.insert(name, link);
@@ -128,29 +127,19 @@ async fn interfaces(netlink: &Handle) -> Result<BTreeMap<String, LinkMessage>, N
 }
 
 fn is_bridge(link: &LinkMessage) -> bool {
-    link.attributes.iter().any(|attribute| match attribute {
-        LinkAttribute::LinkInfo(infos) => {
-            infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Bridge)))
-        }
-        _ => false,
-    })
-}
-
-/// Whether a tap outlives the file that made it.
-#[derive(Clone, Copy)]
-enum Persistence {
-    Kept,
+    let bridge = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Bridge));
+    link.attributes.iter().any(
+        |attribute| matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.iter().any(bridge)),
+    )
 }
 
 /// Creates a tap that stays, with the header that virtio wants.
-fn persist_tap(name: &str, persistence: Persistence) -> io::Result<()> {
+fn persist_tap(name: &str) -> io::Result<()> {
     let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
     let mut request = ioctl::request(name)?;
     request.flags = ioctl::TAP_FLAGS;
     ioctl::set_interface(tun.as_raw_fd(), &request)?;
-    match persistence {
-        Persistence::Kept => ioctl::persist(tun.as_raw_fd()),
-    }
+    ioctl::persist(tun.as_raw_fd())
 }
 
 mod ioctl {

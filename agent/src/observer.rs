@@ -28,6 +28,9 @@ use crate::wire;
 
 /// How often figures are read while data crosses.
 const BUSY_POLL: Duration = Duration::from_millis(200);
+/// How often a source that has just sent everything is asked whether its run state says so too: it
+/// takes it up a moment after the last event, the guest stands still meanwhile, and no event tells.
+const SETTLING_POLL: Duration = Duration::from_millis(2);
 /// How often a QEMU that does nothing is asked whether it still answers.
 const IDLE_POLL: Duration = Duration::from_secs(5);
 /// How long to wait before a process that could not be reached is tried again.
@@ -75,7 +78,10 @@ async fn watch_on(
             Some(process) => process,
             None => match find(&agent, &shared).await {
                 Some(process) => process,
-                None => return,
+                None => {
+                    lane.gone();
+                    return;
+                }
             },
         };
         Observer::new(&agent, &shared, &lane, Arc::new(process)).run().await;
@@ -160,7 +166,12 @@ impl<'a> Observer<'a> {
                 read = &mut reading => match again {
                     // What was read may be older than the event that came since.
                     Some(_) => {}
-                    None => self.handle_reading(read),
+                    None => {
+                        self.handle_reading(read);
+                        if self.shared.sight.borrow().settling() {
+                            poll = Instant::now() + SETTLING_POLL;
+                        }
+                    }
                 },
                 () = sleep_until(poll) => {
                     again = again.max(Some(Ask::Figures));

@@ -38,7 +38,7 @@ pub use self::judge::{JudgeError, Judgement, judge};
 pub use self::launch::{LaunchError, Launcher, LauncherKind, launch};
 pub use self::oob::{OobError, OutOfBand};
 pub use self::proof::{Evidence, GoneProof};
-pub use self::record::{Exit, ExitRecord, LaunchRecord, ProcessDir, RecordError};
+pub use self::record::{Exit, ExitRecord, LaunchRecord, MonitorRecord, ProcessDir, RecordError};
 pub use self::scan::{QemuFound, Scan, ScanError, ShimFound, scan};
 
 mod adopt;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::fence;
@@ -52,10 +53,11 @@ pub(crate) async fn serve(agent: &Arc<Agent>) -> Result<SocketAddr, StartError> 
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
         .max_concurrent_streams(Some(STREAMS_MAX))
-        .tcp_nodelay(true)
         .add_service(service);
+    // A reply is small and must not wait for the one before it to be acknowledged (40 ms).
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     agent.shutdown.spawn(async move {
-        if let Err(error) = router.serve_with_incoming(TcpListenerStream::new(listener)).await {
+        if let Err(error) = router.serve_with_incoming(incoming).await {
             tracing::error!(error = %crate::error::chain(&error), "gRPC service ended");
         }
     });

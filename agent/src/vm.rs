@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 use vmferry_agent_core::fence::{ClaimDecision, Decision};
-use vmferry_agent_core::journal::{Order, VmRecord};
+use vmferry_agent_core::journal::{Continued, Order, Part, VmRecord};
 use vmferry_agent_core::outgoing::GiveUp;
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Fence, Generation, MigrationId, VmId};
@@ -48,6 +48,7 @@ enum Message {
     Claim(ClaimCommand, Answer<v1::VmObservation>),
     Execute(Box<Command>, Answer<v1::ExecuteReply>),
     GiveUp(MigrationId, GiveUp),
+    Gone,
     Seed(Generation, Claim, Answer<()>),
 }
 
@@ -61,6 +62,14 @@ impl LaneSender {
         // A full lane is busy with this VM; the observer says it again.
         if self.0.try_send(Message::GiveUp(migration, cause)).is_err() {
             tracing::debug!(%migration, "lane is busy");
+        }
+    }
+
+    /// Says that the process is proven gone.
+    pub(crate) fn gone(&self) {
+        // A full lane comes to it with the commands that fill it: they find the same proof.
+        if self.0.try_send(Message::Gone).is_err() {
+            tracing::debug!("lane is busy");
         }
     }
 }
@@ -214,6 +223,7 @@ impl Lane {
                 Message::GiveUp(migration, cause) => {
                     Box::pin(self.give_up(migration, cause)).await;
                 }
+                Message::Gone => self.clear_receiver().await,
                 Message::Seed(generation, claim, answer) => {
                     drop(answer.send(self.seed(generation, claim).await));
                 }
@@ -349,6 +359,28 @@ impl Lane {
         if let Err(error) = actions::call_back(self).await {
             tracing::error!(%error, "transfer could not be called back");
         }
+    }
+
+    /// Clears away what is left of a receiver that is proven gone and was never to run: nobody has
+    /// to ask for that, and whoever asks what became of it still finds the proof.
+    async fn clear_receiver(&mut self) {
+        let migration = match &self.record.part {
+            Part::Receiver { incoming, .. } if incoming.cont == Continued::Never => {
+                incoming.migration
+            }
+            Part::Receiver { .. } | Part::Running { .. } | Part::Stopped { .. } | Part::Absent => {
+                return;
+            }
+        };
+        let Some(gone) = self.shared.sight.borrow().gone.clone() else { return };
+        if let Err(error) = actions::clear(self, migration, &gone).await {
+            // The next command, or the next start of the agent, does it.
+            self.record = VmRecord::clone(&self.shared.record.borrow());
+            tracing::error!(%error, "cannot clear away a receiver that is gone");
+            return;
+        }
+        self.discard();
+        tracing::info!(%migration, ended = %gone.ended, "receiver is gone and cleared away");
     }
 
     /// Writes the record down. After it returned, a power cut finds it.

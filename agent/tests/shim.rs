@@ -248,8 +248,8 @@ async fn a_directory_is_never_launched_in_twice() {
 #[tokio::test]
 async fn a_shim_that_comes_after_the_judgement_starts_nothing() {
     let trial = Trial::new();
+    assert!(judge(&trial.dir).is_err(), "there is no directory, and that proves nothing");
     trial.dir.create().unwrap();
-    assert!(judge(&trial.dir).is_err(), "nothing was launched, and that proves nothing");
     let marker = trial.dir.path().join("started");
     let launch_json = json!({"argv": ["touch", &marker]}).to_string();
     std::fs::write(trial.dir.path().join("launch.json"), launch_json).unwrap();
@@ -257,6 +257,30 @@ async fn a_shim_that_comes_after_the_judgement_starts_nothing() {
     assert_eq!(proof.exit_record().unwrap().exit, Exit::NeverStarted);
     assert!(!trial.shim_again().wait().unwrap().success());
     assert!(!marker.exists());
+}
+
+#[tokio::test]
+async fn a_directory_that_was_only_made_is_never_launched_in() {
+    let trial = Trial::new();
+    trial.dir.create().unwrap();
+    let Ok(Judgement::Gone(proof)) = judge(&trial.dir) else { panic!("nothing was launched") };
+    assert_eq!(proof.exit_record().unwrap().exit, Exit::NeverStarted);
+    let late = trial.try_launch(&qemu_argv()).await;
+    assert!(matches!(late, Err(LaunchError::Exited { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn an_emptied_directory_proves_nothing_about_what_runs() {
+    let trial = Trial::new();
+    let qemu = trial.launch().await;
+    let shim = trial.shim_pid().unwrap();
+    for entry in std::fs::read_dir(trial.dir.path()).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let judged = judge(&trial.dir);
+    signal(qemu.identity().pid, Signal::SIGKILL);
+    signal(shim, Signal::SIGKILL);
+    assert!(judged.is_err(), "{judged:?}");
 }
 
 #[tokio::test]

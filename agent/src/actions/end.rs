@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use vmferry_agent_core::journal::{Continued, Ended, Gone, GoneKind, Part, Process};
+use vmferry_types::MigrationId;
 
 use crate::error::{CommandError, chain};
 use crate::process::{ProcessDir, kill_and_prove_gone};
@@ -53,6 +54,25 @@ async fn kill(lane: &Lane, written: &Process, deadline: Duration) -> Result<Gone
                 cause: chain(&error),
             }),
     }
+}
+
+/// Removes what is left of a receiver that was proven gone without anyone's command. From the note
+/// on, whoever asks is answered by the note.
+pub(crate) async fn clear(
+    lane: &mut Lane,
+    migration: MigrationId,
+    gone: &Gone,
+) -> Result<(), CommandError> {
+    let Some(written) = lane.record.process().cloned() else { return Ok(()) };
+    network::remove(&written.taps).await;
+    note_end(lane, gone, Part::Absent);
+    if let Some(ended) = &mut lane.record.ended {
+        ended.migration = Some(migration);
+    }
+    lane.persist().await?;
+    lane.discard_later(&written.dir);
+    lane.forget_process().await;
+    Ok(())
 }
 
 /// Writes into the record that its process ended, and what is left of the VM here.

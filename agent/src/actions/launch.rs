@@ -105,13 +105,12 @@ async fn undo(
 /// Adds what QEMU said at its end, where its launch failed before that could be read.
 fn with_last_words(error: CommandError, gone: &Gone) -> CommandError {
     let tail = gone.stderr_tail.trim();
-    match error {
-        CommandError::Failed { operation, cause } if !tail.is_empty() && !cause.contains(tail) => {
-            CommandError::Failed {
-                operation,
-                cause: format!("{cause}: QEMU {}: {tail}", gone.ended),
-            }
-        }
-        other => other,
+    if let CommandError::Failed { operation, cause } = &error
+        && !tail.is_empty()
+        && !cause.contains(tail)
+    {
+        let cause = format!("{cause}: QEMU {}: {tail}", gone.ended);
+        return CommandError::Failed { operation, cause };
     }
+    error
 }

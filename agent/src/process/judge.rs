@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::identity::{IdentityError, Presence, ProcessIdentity};
 use super::proof::GoneProof;
 use super::record::{Exit, ExitRecord, ProcessDir, RecordError, now_ms};
+use super::scan::{ScanError, scan};
 
 /// How often a start in progress is looked at. It takes some milliseconds.
 const STARTING_RETRY: Duration = Duration::from_millis(5);
@@ -31,9 +32,12 @@ pub enum JudgeError {
     /// `/proc` could not be read.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// There is no such directory, or nothing was ever to be started in it.
-    /// That is no proof: it may be on a disk that is not mounted.
-    #[error("nothing was launched in {dir}", dir = dir.display())]
+    /// `/proc` could not be searched.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
+    /// There is no such directory, or its files are missing. That is no
+    /// proof: it may be on a disk that is not mounted, or was emptied.
+    #[error("there is no record of a launch in {dir}", dir = dir.display())]
     NothingHere {
         /// The directory.
         dir: std::path::PathBuf,
@@ -42,9 +46,10 @@ pub enum JudgeError {
 
 /// Judges whether the process of `dir` lives.
 ///
-/// Where a launch was written down but nobody started it, and no shim holds
-/// the right to, this takes that right away for good: it records that the
-/// process was never started, and a shim that comes an hour late refuses.
+/// Where the directory was made, or a launch written down, but nobody started
+/// it and no shim holds the right to, this takes that right away for good: it
+/// records that the process was never started, and a shim that comes an hour
+/// late refuses. So it is not for a launch that is still in progress.
 ///
 /// # Errors
 ///
@@ -56,7 +61,7 @@ pub fn judge(dir: &ProcessDir) -> Result<Judgement, JudgeError> {
     if let Some(identity) = dir.read_process()? {
         return judge_identity(dir, identity);
     }
-    if dir.read_launch()?.is_none() {
+    if dir.read_launch()?.is_none() && !untouched(dir)? {
         return Err(JudgeError::NothingHere { dir: dir.path().to_owned() });
     }
     let Some(lock) = dir.try_lock()? else {
@@ -78,6 +83,20 @@ pub fn judge(dir: &ProcessDir) -> Result<Judgement, JudgeError> {
     dir.write_exit(&record)?;
     drop(lock);
     Ok(Judgement::Gone(GoneProof::recorded(record)))
+}
+
+/// Tells whether the directory was made and the launch then not even written
+/// down, so that nothing can have been started in it.
+///
+/// An emptied directory looks the same, hence the look at what runs.
+fn untouched(dir: &ProcessDir) -> Result<bool, JudgeError> {
+    if !dir.path().is_dir() {
+        return Ok(false);
+    }
+    let found = scan()?;
+    let qemu = found.qemus.iter().any(|qemu| qemu.dir.as_deref() == Some(dir.path()));
+    let shim = found.shims.iter().any(|shim| shim.dir == dir.path());
+    Ok(found.unreadable.is_empty() && !qemu && !shim)
 }
 
 /// As [`judge`], but waits until `until` for a start in progress to end.

@@ -13,13 +13,14 @@ use tokio_util::task::TaskTracker;
 use super::QemuProcess;
 use super::judge::{JudgeError, Judgement, judge};
 use super::oob::OutOfBand;
-use super::record::{ExitRecord, FirstUse, LaunchRecord, ProcessDir, RecordError};
+use super::record::{ExitRecord, FirstUse, LaunchRecord, MonitorRecord, ProcessDir, RecordError};
+use super::scan::MONITOR_ID;
 use crate::monitor::{Monitor, MonitorError};
 use crate::shim::{ShimClient, ShimError};
 
 /// How often a socket that is not there yet is tried again.
 ///
-/// QEMU binds its monitors some 50 ms after exec. A try costs a few
+/// A shim opens it some milliseconds after its own start. A try costs a few
 /// microseconds, and the guest stands still for each one that comes late.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
 
@@ -186,7 +187,7 @@ pub enum LaunchError {
 
 /// Starts `argv` in `dir` and returns it once its monitor answers.
 ///
-/// Two monitors are appended to `argv`; it must bring none of these names.
+/// Two monitors and a pid file are added to `argv`; it must bring neither.
 /// The directory is created, and serves this one process for ever. Before
 /// anything is started the launch is on the disk, so that a crash at any
 /// point leaves something for [`adopt`](super::adopt()) to find.
@@ -207,7 +208,7 @@ pub async fn launch(
     }
     let until = Instant::now() + deadline;
     dir.create()?;
-    let record = LaunchRecord { argv: with_monitors(dir, argv) };
+    let record = launch_record(dir, argv);
     match dir.write_launch(&record)? {
         FirstUse::First => {}
         FirstUse::UsedBefore => {
@@ -248,7 +249,7 @@ async fn connect_patiently(dir: &ProcessDir, deadline: Duration) -> Result<Monit
     let path = dir.qmp_socket();
     loop {
         match Monitor::connect(&path, deadline).await {
-            // Not bound, or bound and not listening yet.
+            // The shim has not opened it yet.
             Err(MonitorError::Connect { .. }) => sleep(CONNECT_RETRY).await,
             connected => return connected,
         }
@@ -302,29 +303,19 @@ async fn exit_instead(dir: &ProcessDir, error: LaunchError) -> LaunchError {
     }
 }
 
-fn with_monitors(dir: &ProcessDir, argv: &[String]) -> Vec<String> {
+fn launch_record(dir: &ProcessDir, argv: &[String]) -> LaunchRecord {
     let mut argv = argv.to_vec();
-    for (id, socket) in [("vmferry-qmp", dir.qmp_socket()), ("vmferry-oob", dir.oob_socket())] {
-        // QEMU's option parser takes a doubled comma for a comma.
-        let path = socket.to_string_lossy().replace(',', ",,");
-        argv.push("-chardev".to_owned());
-        argv.push(format!("socket,id={id},path={path},server=on,wait=off"));
-        argv.push("-mon".to_owned());
-        argv.push(format!("chardev={id},mode=control"));
-    }
-    argv
+    argv.extend(["-pidfile".to_owned(), dir.pid_file().to_string_lossy().into_owned()]);
+    let monitors = vec![
+        MonitorRecord { id: MONITOR_ID.to_owned(), socket: dir.qmp_socket() },
+        MonitorRecord { id: "vmferry-oob".to_owned(), socket: dir.oob_socket() },
+    ];
+    LaunchRecord { argv, monitors }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_comma_in_the_path_stays_one_path() {
-        let argv = with_monitors(&ProcessDir::new("/run/a,b"), &["qemu".to_owned()]);
-        assert_eq!(argv[2], "socket,id=vmferry-qmp,path=/run/a,,b/qmp.sock,server=on,wait=off");
-        assert_eq!(argv.len(), 9);
-    }
 
     #[test]
     fn unit_names_tell_directories_apart() {

@@ -6,7 +6,8 @@
 //! | `process.json` | the process itself, before exec | who it is |
 //! | `exit.json` | the shim, once | that it ended, and how |
 //! | `qemu.log` | QEMU | its stdout and stderr, bounded |
-//! | `qmp.sock`, `oob.sock` | QEMU | the agent's and the shim's monitor |
+//! | `qmp.sock`, `oob.sock` | the shim, for QEMU | the agent's and the shim's monitor |
+//! | `qemu.pid` | QEMU | nothing new; its path tells a scan the directory |
 //! | `shim.sock` | the shim | its own service |
 //! | `shim.lock` | the shim | held while it lives; nothing starts without it |
 //! | `shim.log` | the shim | the few things it has to tell |
@@ -28,6 +29,9 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::ProcessIdentity;
 
+/// The name of QEMU's own pid file.
+pub(crate) const PID_FILE: &str = "qemu.pid";
+
 /// The longest path a Unix socket may have, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -40,6 +44,18 @@ pub struct ProcessDir(PathBuf);
 pub struct LaunchRecord {
     /// The program and its arguments.
     pub argv: Vec<String>,
+    /// The monitors it gets on top.
+    #[serde(default)]
+    pub monitors: Vec<MonitorRecord>,
+}
+
+/// A monitor that a shim opens for its QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MonitorRecord {
+    /// The name of its character device.
+    pub id: String,
+    /// Where it listens.
+    pub socket: PathBuf,
 }
 
 /// That a process ended, and how.
@@ -151,6 +167,11 @@ impl ProcessDir {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// QEMU's own pid file.
+    pub(crate) fn pid_file(&self) -> PathBuf {
+        self.0.join(PID_FILE)
     }
 
     /// The agent's monitor.
@@ -355,8 +376,8 @@ mod tests {
     #[test]
     fn a_directory_is_launched_in_once() {
         let (_temporary, dir) = directory();
-        let first = LaunchRecord { argv: vec!["a".to_owned()] };
-        let second = LaunchRecord { argv: vec!["b".to_owned()] };
+        let first = LaunchRecord { argv: vec!["a".to_owned()], monitors: vec![] };
+        let second = LaunchRecord { argv: vec!["b".to_owned()], monitors: vec![] };
         assert_eq!(dir.write_launch(&first).unwrap(), FirstUse::First);
         assert_eq!(dir.write_launch(&second).unwrap(), FirstUse::UsedBefore);
         assert_eq!(dir.read_launch().unwrap(), Some(first));

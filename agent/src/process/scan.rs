@@ -12,6 +12,10 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use super::identity::{IdentityError, Presence, ProcessIdentity, vanished};
+use super::record::PID_FILE;
+
+/// The name of the agent's monitor, by which our QEMUs are told from others.
+pub(super) const MONITOR_ID: &str = "vmferry-qmp";
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -140,7 +144,7 @@ fn classify(argv: &[String]) -> Option<Kind> {
         return Some(Kind::Qemu {
             uuid: option(argv, "uuid").and_then(|value| value.parse().ok()),
             name: option(argv, "name").map(guest_name),
-            dir: monitor_dir(argv),
+            dir: own_dir(argv),
         });
     }
     if program == "vmferry-agent" && argv.get(1).map(String::as_str) == Some("shim") {
@@ -161,10 +165,15 @@ fn guest_name(value: &str) -> String {
     first.strip_prefix("guest=").unwrap_or(first).to_owned()
 }
 
-fn monitor_dir(argv: &[String]) -> Option<PathBuf> {
-    let chardev = argv.iter().find_map(|arg| arg.strip_prefix("socket,id=vmferry-qmp,path="))?;
-    let path = chardev.strip_suffix(",server=on,wait=off")?.replace(",,", ",");
-    PathBuf::from(path).parent().map(PathBuf::from)
+/// Returns the directory of a QEMU that has one of our monitors.
+fn own_dir(argv: &[String]) -> Option<PathBuf> {
+    let monitor = format!("socket,id={MONITOR_ID},");
+    if !argv.iter().any(|arg| arg.starts_with(&monitor)) {
+        return None;
+    }
+    let path = PathBuf::from(option(argv, "pidfile")?);
+    let ours = path.file_name().is_some_and(|name| name == PID_FILE);
+    path.parent().filter(|_| ours).map(PathBuf::from)
 }
 
 #[cfg(test)]
@@ -179,7 +188,7 @@ mod tests {
     fn a_qemu_is_known_by_its_arguments() {
         let line = "/usr/bin/qemu-system-x86_64 -name guest=web,debug-threads=on --uuid \
                     01928f3e-0000-7000-8000-000000000001 -chardev \
-                    socket,id=vmferry-qmp,path=/run/v,,m/qmp.sock,server=on,wait=off";
+                    socket,id=vmferry-qmp,fd=5,server=on,wait=off -pidfile /run/v,m/qemu.pid";
         let found = classify(&argv(line)).unwrap();
         let expected = Kind::Qemu {
             uuid: Some("01928f3e-0000-7000-8000-000000000001".parse().unwrap()),

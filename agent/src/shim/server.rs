@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
+use std::path::Path;
 use std::process::{Child, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +61,7 @@ fn begin(dir: &ProcessDir) -> Result<(), BeginError> {
         return Err(BeginError::UsedBefore);
     }
     let launch = dir.read_launch()?.ok_or(BeginError::NoLaunch)?;
-    let listener = listen(dir).map_err(BeginError::Listen)?;
+    let listener = listen(&dir.shim_socket()).map_err(BeginError::Listen)?;
     // From here on something may have been started: no more early return
     // without a record.
     let started = start(dir, &launch);
@@ -76,14 +77,14 @@ fn begin(dir: &ProcessDir) -> Result<(), BeginError> {
     Ok(())
 }
 
-fn listen(dir: &ProcessDir) -> io::Result<StdListener> {
-    let path = dir.shim_socket();
-    match std::fs::remove_file(&path) {
+/// Opens a socket that never blocks in accept.
+pub(super) fn listen(path: &Path) -> io::Result<StdListener> {
+    match std::fs::remove_file(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let listener = StdListener::bind(&path)?;
+    let listener = StdListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
