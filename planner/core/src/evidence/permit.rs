@@ -84,8 +84,9 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
         Effect::DestroyReceiver { .. } => match &migration.phase {
             Phase::RollingBack { back: Back::Undoing, .. } => {
                 let source = answered(&sides.source, Side::Source);
-                // One that failed to load can carry nothing on: it needs nobody's word.
-                if seen.transfer == TransferState::Failed || source.is_ok_and(|s| can_go_on(&s)) {
+                // One that is gone or failed to load can carry nothing on: it needs nobody's word.
+                let hopeless = seen.gone.is_some() || seen.transfer == TransferState::Failed;
+                if hopeless || source.is_ok_and(|source| can_go_on(&source)) {
                     Ok(())
                 } else {
                     Err(Withheld::SourceMayBeLost)

@@ -32,12 +32,12 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         Phase::Attached { guest, .. } => reading.attached(*guest),
         Phase::RollingBack { back, generation, .. } => match back {
             Back::Cancelling => reading.cancelling(),
-            Back::Clearing => reading.source_lost().or_else(|| reading.receiver_gone()),
+            Back::Clearing => reading.source_lost().or_else(|| reading.receiver_cleared()),
             Back::Undoing => reading.source_gone().or_else(|| reading.receiver_gone()),
             Back::Resuming { .. } => reading.resuming(*generation),
-            Back::PoweredOff => reading.receiver_gone(),
+            Back::PoweredOff => reading.receiver_cleared(),
         },
-        Phase::Failed { cleanup: Cleanup::Receiver, .. } => reading.receiver_gone(),
+        Phase::Failed { cleanup: Cleanup::Receiver, .. } => reading.receiver_cleared(),
         Phase::Failed { cleanup: Cleanup::Source, .. } => reading.source_released(),
         Phase::Failed { cleanup: Cleanup::Nothing | Cleanup::Undecided, .. }
         | Phase::Done { .. }
@@ -170,6 +170,12 @@ impl Reading<'_> {
             Continued::Yes => Ran::Maybe,
         };
         Some(Event::ReceiverGone { proof: proof.clone(), ran })
+    }
+
+    /// The receiver is gone, and its agent's journal says so too: nothing of it is left.
+    fn receiver_cleared(self) -> Option<Event> {
+        let (seen, proof) = self.destination_proof()?;
+        (cleared(proof) || seen.role != Role::Receiver).then(|| self.receiver_gone()).flatten()
     }
 
     /// QEMU gave the transfer up, on either side. The reason is mostly the destination's to tell.
@@ -335,10 +341,8 @@ impl Reading<'_> {
     /// would go on saying that the VM is there.
     fn source_released(self) -> Option<Event> {
         let (seen, proof) = self.source_proof()?;
-        if seen.role == Role::Running {
-            return None;
-        }
-        Some(Event::SourceReleased { proof: proof.clone() })
+        let acknowledged = cleared(proof) || seen.role != Role::Running;
+        acknowledged.then(|| Event::SourceReleased { proof: proof.clone() })
     }
 
     fn cancelling(self) -> Option<Event> {
@@ -365,6 +369,17 @@ fn proven_gone(seen: &Seen) -> Option<(&Seen, &GoneProof)> {
     match seen.knowledge {
         Knowledge::Known | Knowledge::UnknownVm => seen.gone.as_ref().map(|proof| (seen, proof)),
         Knowledge::Learning | Knowledge::Unresponsive | Knowledge::Unreadable => None,
+    }
+}
+
+/// Says whether no agent is left that could acknowledge, or say anything else.
+const fn cleared(proof: &GoneProof) -> bool {
+    match proof.kind {
+        ProofKind::HostDeclaredDead => true,
+        ProofKind::ExitRecord
+        | ProofKind::ProcessAbsent
+        | ProofKind::NewBoot
+        | ProofKind::NeverStarted => false,
     }
 }
 

@@ -280,6 +280,31 @@ fn a_release_is_done_when_the_gone_source_is_out_of_its_agents_journal() {
 }
 
 #[test]
+fn nobody_has_to_acknowledge_for_a_host_that_was_declared_dead() {
+    let declared = |host: &str| crate::migration::GoneProof {
+        kind: crate::migration::ProofKind::HostDeclaredDead,
+        ..rows::gone(host)
+    };
+    let dead = |host, role| Seen::dead(CLAIM, rows::GENERATION, role, declared(host));
+    let source = dead("a", vmferry_types::Role::Running);
+    let both = sides(source, rows::destination_full());
+    assert_eq!(label(&rows::attached(Guest::Present), &both, SOON), "source_released");
+    let both = sides(rows::source_seen(), dead("b", vmferry_types::Role::Receiver));
+    for row in [rows::rolling_back(Back::Clearing), rows::failed(Cleanup::Receiver)] {
+        assert_eq!(label(&row, &both, SOON), "receiver_gone");
+    }
+}
+
+#[test]
+fn a_way_back_ends_when_nothing_of_the_receiver_is_left() {
+    let row = rows::rolling_back(Back::Clearing);
+    let gone = rows::dead(rows::destination_seen());
+    assert_eq!(label(&row, &sides(rows::source_seen(), gone.clone()), SOON), "-");
+    let cleared = Seen { role: vmferry_types::Role::Absent, ..gone };
+    assert_eq!(label(&row, &sides(rows::source_seen(), cleared), SOON), "receiver_gone");
+}
+
+#[test]
 fn an_agent_is_commanded_only_after_it_answered() {
     for (name, row) in rows::all() {
         let Some(effect) = row.outstanding() else { continue };

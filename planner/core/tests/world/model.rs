@@ -128,9 +128,8 @@ impl End {
             knowledge: if silent { Knowledge::Unresponsive } else { Knowledge::Known },
             role: match (self.side, self.life) {
                 (Side::Source, Life::Never | Life::Alive | Life::Dead) => Role::Running,
-                (Side::Source, Life::Cleared) | (Side::Destination, Life::Never | Life::Cleared) => {
-                    Role::Absent
-                }
+                (Side::Source, Life::Cleared)
+                | (Side::Destination, Life::Never | Life::Cleared) => Role::Absent,
                 (Side::Destination, Life::Alive | Life::Dead) => Role::Receiver,
             },
             generation: self.generation,
@@ -274,8 +273,8 @@ impl Hosts {
                     Continued::Yes,
                     "a destination that may run is destroyed"
                 );
-                if self.destination.life == Life::Alive {
-                    self.destination.life = Life::Dead;
+                if self.destination.life != Life::Never {
+                    self.destination.life = Life::Cleared;
                 }
                 Answer::Done
             }
