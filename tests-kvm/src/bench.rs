@@ -197,6 +197,7 @@ impl Ferried {
             guest_pause_us: last.pause_us,
             downtime_ms: last.downtime_ms,
             serial_gap_us: gap,
+            sent_bytes: last.bytes_transferred,
         })
     }
 }

@@ -15,17 +15,20 @@ pub(super) struct Move {
     pub(super) downtime_ms: u64,
     /// The longest that an outsider waited for the guest's next line at the hand-over.
     pub(super) serial_gap_us: u64,
+    /// How much crossed: both ways have to carry as much.
+    pub(super) sent_bytes: u64,
 }
 
 impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:>8.1} ms (paused {:>6.1} ms, QEMU {:>4} ms, serial {:>6.1} ms)",
+            "{:>8.1} ms (paused {:>6.1} ms, QEMU {:>4} ms, serial {:>6.1} ms, {:>4} MiB)",
             ms(self.wall_us),
             ms(self.guest_pause_us),
             self.downtime_ms,
-            ms(self.serial_gap_us)
+            ms(self.serial_gap_us),
+            self.sent_bytes >> 20
         )
     }
 }
@@ -39,11 +42,12 @@ pub(super) struct Figures {
 /// One column of the figures.
 type Column = (&'static str, fn(&Move) -> f64);
 
-const COLUMNS: [Column; 4] = [
+const COLUMNS: [Column; 5] = [
     ("wall_ms", |m| ms(m.wall_us)),
     ("guest_pause_ms", |m| ms(m.guest_pause_us)),
     ("downtime_ms", |m| ms(m.downtime_ms.saturating_mul(1000))),
     ("serial_gap_ms", |m| ms(m.serial_gap_us)),
+    ("sent_mib", |m| f64::from(u32::try_from(m.sent_bytes >> 20).unwrap_or(u32::MAX))),
 ];
 
 impl Figures {

@@ -129,6 +129,7 @@ impl<'l> RawGuest<'l> {
             guest_pause_us: resumed.saturating_sub(stopped),
             downtime_ms: figures["downtime"].as_u64().context("QEMU tells no downtime")?,
             serial_gap_us: 0,
+            sent_bytes: figures["ram"]["transferred"].as_u64().context("QEMU tells no bytes")?,
         })
     }
 }
