@@ -76,9 +76,11 @@ fn describe(output: &Output, commands: &BTreeMap<RequestId, String>) -> String {
         Output::Ready(greeting) => format!("ready: {:?}", greeting.version),
         Output::Event(event) => {
             assert!(event.at_us.is_some());
-            match event.view() {
-                EventView::Other => format!("event {}: {}", event.name, event.data),
-                view => format!("event {}: {view:?}", event.name),
+            let view = event.view();
+            if view == EventView::Other {
+                format!("event {}: {}", event.name, event.data)
+            } else {
+                format!("event {}: {view:?}", event.name)
             }
         }
         Output::Reply { id, result: Ok(value) } => {
