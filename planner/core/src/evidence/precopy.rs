@@ -321,8 +321,11 @@ impl Reading<'_> {
             });
         }
         let seen = self.speaking(self.destination())?;
+        // One that its agent still calls a receiver runs, but died with its agent's note that it
+        // does: until the command is given again its journal would say so for good.
         let runs = seen.generation >= generation
             && seen.continued == Continued::Yes
+            && seen.role == Role::Running
             && seen.run_state.has_run();
         runs.then_some(Event::DestinationRuns)
     }

@@ -1,9 +1,9 @@
 //! What the world is still owed, as a function of the phase alone (rule R7).
 
+use super::Migration;
 use super::phase::{Back, Cleanup, Listener, Phase, Stage, Switchover};
 use super::proof::GoneProof;
 use super::terms::Gate;
-use super::{Migration, SourceWord};
 
 /// Which agent an effect is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,16 +146,6 @@ impl Migration {
                 Cleanup::Source => Some(Effect::ReleaseSource),
             },
             Phase::Done { .. } | Phase::Aborted { .. } => None,
-        }
-    }
-}
-
-impl SourceWord {
-    /// Returns what of the source is left to clear away if the guest is lost elsewhere.
-    pub(super) const fn cleanup(&self) -> Cleanup {
-        match self {
-            Self::Completed(_) => Cleanup::Source,
-            Self::Gone(_) => Cleanup::Nothing,
         }
     }
 }

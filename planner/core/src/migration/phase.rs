@@ -83,7 +83,7 @@ pub enum Guest {
 pub enum Back {
     /// Not ordered: the source has to take its transfer back and say that its guest runs.
     Cancelling,
-    /// Not ordered, and the guest runs on the source: the receiver has to go.
+    /// The guest runs on the source: the receiver has to go, from its agent's journal too.
     Clearing,
     /// Ordered: the receiver has to be proven gone before the source may go on.
     Undoing,

@@ -186,6 +186,8 @@ fn back_from_committed_takes_the_next_generation() {
     assert_eq!(books.generation, rows::GENERATION.next().next());
     assert_eq!(row.outstanding(), Some(Effect::ResumeSource { proof: rows::gone("b") }));
     let row = row.apply(&Event::SourceContinued).unwrap();
+    assert_eq!(row.outstanding().map(|effect| effect.label()), Some("destroy_receiver"));
+    let row = row.apply(&gone).unwrap();
     assert_eq!(row.books().generation, rows::GENERATION.next().next());
     assert_eq!(row.books().power, Some(PowerState::Running));
 }

@@ -146,10 +146,12 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
 
 pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
     Ok(match at.event {
-        Event::SourceContinued => going.end(Guest::Present),
-        Event::GuestPoweredOff { .. } => going.end(Guest::PoweredOff),
+        // What is left of the receiver, if only in its agent's journal, is cleared away last: the
+        // guest does not wait for that.
+        Event::SourceContinued => going.step(Back::Clearing),
+        Event::GuestPoweredOff { .. } => going.step(Back::PoweredOff),
         // The receiver is gone already: nothing is left of the guest.
-        Event::SourceGone { proof, .. } => going.guest_lost(at, proof, Cleanup::Nothing),
+        Event::SourceGone { proof, .. } => going.guest_lost(at, proof, Cleanup::Receiver),
         Event::Granted { .. }
         | Event::NoRoom { .. }
         | Event::QueueExpired

@@ -36,7 +36,7 @@ impl Owned<'_> {
             generation: self.generation,
             cause,
             first: None,
-            cleanup: self.proof.source.cleanup(),
+            cleanup: Cleanup::Source,
         }
     }
 }

@@ -338,7 +338,7 @@ pub(super) fn restored_alone(
     Ok(match at.event {
         Event::CommitAllowed => commit(at.migration, destination, proof),
         Event::ReceiverGone { proof, .. } => {
-            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Nothing)
+            lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
         }
         Event::CancelRequested => return Err(Refusal::TooLate),
         Event::Granted { .. }
