@@ -150,6 +150,7 @@ impl Agent {
             agent.register(VmHandle::unreadable(&agent, vm, chain(&error)));
         }
         agent.sweep_run_dir();
+        crate::report::look_for_strangers(&agent).await;
         Ok(agent)
     }
 

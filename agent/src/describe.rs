@@ -10,7 +10,8 @@ use vmferry_agent_core::{capabilities, journal::Part};
 use vmferry_proto::v1;
 use vmferry_qmp::RunState;
 use vmferry_qmp::command::{
-    QueryCpusFast, QueryMemorySizeSummary, QueryMigrate, QueryNamedBlockNodes, QueryStatus,
+    QueryCpusFast, QueryMemorySizeSummary, QueryMigrate, QueryMigrateCapabilities,
+    QueryNamedBlockNodes, QueryStatus,
 };
 
 use crate::agent::Agent;
@@ -163,6 +164,13 @@ fn features(words: &Value) -> BTreeSet<String> {
     found
 }
 
+/// Returns the migration capabilities that a QEMU process offers; it may be older than what is
+/// installed now.
+pub(crate) async fn offered(monitor: &Monitor) -> Result<BTreeSet<String>, MonitorError> {
+    let found = monitor.execute(QueryMigrateCapabilities {}).await?;
+    Ok(found.into_iter().map(|found| found.capability).collect())
+}
+
 /// Reads a description's shape.
 pub(crate) fn shape_of(source: &v1::SourceDescription) -> Shape {
     Shape {
@@ -195,12 +203,17 @@ pub(crate) async fn source(
     let process = shared
         .process()
         .ok_or_else(|| CommandError::Unresponsive(shared.sight.borrow().trouble.clone()))?;
-    let (shape, status, migrate) = tokio::try_join!(
+    let (shape, status, migrate, offered) = tokio::try_join!(
         shape(&process, &vm, &defined.resolved_machine),
         async { process.monitor().execute(QueryStatus {}).await.map_err(|error| failed(&error)) },
         async { process.monitor().execute(QueryMigrate {}).await.map_err(|error| failed(&error)) },
+        async { offered(process.monitor()).await.map_err(|error| failed(&error)) },
     )?;
-    let blockers = blockers(agent, &vm, &status.status, &migrate.blocked_reasons);
+    let qemu_version = process.monitor().greeting().version.as_ref().map_or_else(
+        || agent.probe.qemu_version.clone(),
+        |version| format!("{}.{}.{}", version.major, version.minor, version.micro),
+    );
+    let blockers = blockers(&offered, &vm, &status.status, &migrate.blocked_reasons);
     Ok(v1::SourceDescription {
         vm_id: record.vm.to_string(),
         vm_name: vm.name.clone(),
@@ -208,7 +221,7 @@ pub(crate) async fn source(
         resolved_machine: shape.machine,
         accelerator: shape.accelerator,
         cpu_model: shape.cpu_model,
-        qemu_version: agent.probe.qemu_version.clone(),
+        qemu_version,
         vcpus: shape.vcpus,
         memory_bytes: shape.memory_bytes,
         disks: disks(&vm, &shape.disks),
@@ -222,7 +235,7 @@ pub(crate) async fn source(
             })
             .collect(),
         devices: shape.devices.into_iter().collect(),
-        capabilities: agent.probe.migration_capabilities.iter().cloned().collect(),
+        capabilities: offered.into_iter().collect(),
         blockers,
         run_state: status.status.label().to_owned(),
         cpu_features: shape.cpu_features.into_iter().collect(),
@@ -244,7 +257,7 @@ fn disks(vm: &Definition, sizes: &BTreeMap<String, u64>) -> Vec<v1::Disk> {
 
 /// Names everything that keeps this VM from moving live.
 fn blockers(
-    agent: &Agent,
+    offered: &BTreeSet<String>,
     vm: &Definition,
     run_state: &RunState,
     blocked_reasons: &[String],
@@ -268,7 +281,7 @@ fn blockers(
     if *run_state != RunState::Running {
         found.push(blocker("guest_paused", format!("the guest does not run: it is {run_state}")));
     }
-    for missing in capabilities::missing(&agent.probe.migration_capabilities) {
+    for missing in capabilities::missing(offered) {
         found.push(blocker(
             "qemu_older",
             format!("this QEMU has no migration capability {missing}; upgrade it"),

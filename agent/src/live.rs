@@ -99,6 +99,10 @@ pub(crate) struct Shared {
     pub(crate) record: watch::Sender<Arc<VmRecord>>,
     pub(crate) sight: watch::Sender<Sight>,
     process: Mutex<Option<Arc<QemuProcess>>>,
+    /// What its process took when it was last looked at, in bytes.
+    used: AtomicU64,
+    /// Rises whenever what was read before counts no more.
+    era: AtomicU64,
     /// When a driver was last heard, by `CLOCK_MONOTONIC`, in milliseconds.
     heard_ms: AtomicU64,
 }
@@ -110,6 +114,8 @@ impl Shared {
             record: watch::Sender::new(Arc::new(record)),
             sight: watch::Sender::new(sight),
             process: Mutex::new(None),
+            used: AtomicU64::new(0),
+            era: AtomicU64::new(0),
             heard_ms: AtomicU64::new(clock::monotonic().value()),
         }
     }
@@ -121,6 +127,31 @@ impl Shared {
 
     pub(crate) fn set_process(&self, process: Option<Arc<QemuProcess>>) {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_used(&self, bytes: u64) {
+        self.used.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the era in which something is read.
+    pub(crate) fn era(&self) -> u64 {
+        self.era.load(Ordering::SeqCst)
+    }
+
+    /// Begins a new attempt to send: what QEMU said of the last one, and what is being read of it
+    /// now, counts no more.
+    pub(crate) fn begin_attempt(&self) {
+        self.era.fetch_add(1, Ordering::SeqCst);
+        self.sight.send_modify(|sight| {
+            sight.migrate = MigrateInfo::default();
+            sight.stopped_at_us = 0;
+            sight.resumed_at_us = 0;
+            sight.rate = 0;
+        });
     }
 
     /// Notes that the driver was heard.

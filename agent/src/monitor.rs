@@ -125,7 +125,7 @@ pub enum MonitorError {
         delivery: Delivery,
     },
     /// QEMU refused the command.
-    #[error("QEMU refused `{command}`: {source}")]
+    #[error("QEMU refused `{command}`")]
     Refused {
         /// The command.
         command: String,

@@ -38,6 +38,8 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// What QEMU answered.
 struct Reading {
+    /// When it was asked for.
+    era: u64,
     run_state: RunState,
     migrate: MigrateInfo,
     disks: Option<Disks>,
@@ -196,6 +198,7 @@ impl<'a> Observer<'a> {
 
     fn read(&self, depth: Depth) -> Fuse<BoxFuture<'static, Result<Reading, MonitorError>>> {
         let process = self.process.clone();
+        let era = self.shared.era();
         async move {
             let monitor = process.monitor();
             let disks = async {
@@ -214,7 +217,7 @@ impl<'a> Observer<'a> {
                 monitor.execute(QueryMigrate {}),
                 disks
             )?;
-            Ok(Reading { run_state: status.status, migrate, disks })
+            Ok(Reading { era, run_state: status.status, migrate, disks })
         }
         .boxed()
         .fuse()
@@ -276,6 +279,10 @@ impl<'a> Observer<'a> {
                 return;
             }
         };
+        if reading.era != self.shared.era() {
+            // It may be about an earlier attempt; the next reading is not.
+            return;
+        }
         let rate = self.rate(&reading.migrate);
         let identity = wire::identity(self.process.identity());
         let mut changed = false;

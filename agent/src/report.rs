@@ -18,22 +18,20 @@ use crate::{clock, host, network, observe, process, wire};
 /// What QEMU takes beside the guest's memory: code, buffers, page tables; TCG's code cache most.
 const OVERHEAD: Bytes = Bytes(128 << 20);
 /// Changes that come this close together are one report.
-const SETTLE: Duration = Duration::from_millis(50);
+const SETTLE: Duration = Duration::from_millis(250);
+/// The least time between two reports: each looks at every process of the machine.
+const GAP: Duration = Duration::from_secs(1);
+/// How often a host without a planner looks for what runs on it.
+const LOOK: Duration = Duration::from_secs(5);
 /// How long the planner may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Makes the report of now.
 pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     let vms = agent.vms();
-    let identities: Vec<Option<Identity>> = vms
-        .iter()
-        .map(|vm| {
-            let sight = vm.shared.sight.borrow();
-            sight.identity.clone().filter(|_| sight.gone.is_none())
-        })
-        .collect();
+    let targets: Vec<Target> = vms.iter().map(|vm| Target::of(&vm.shared)).collect();
     let looked = tokio::task::spawn_blocking(move || Looked {
-        used: identities.iter().map(|who| who.as_ref().and_then(host::used_bytes)).collect(),
+        used: targets.iter().map(Target::used_bytes).collect(),
         memory: host::memory(),
         huge_pages: host::huge_pages(),
         scan: process::scan().ok(),
@@ -44,8 +42,11 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     let bridges = network::bridges().await.unwrap_or_default();
     let reports: Vec<v1::VmReport> = vms
         .iter()
-        .zip(looked.used.iter().copied().chain(std::iter::repeat(None)))
-        .filter_map(|(vm, used)| vm_report(agent, &vm.shared, used.unwrap_or(0)))
+        .zip(looked.used.iter().copied().chain(std::iter::repeat(0)))
+        .filter_map(|(vm, used)| {
+            vm.shared.note_used(used);
+            vm_report(agent, &vm.shared, used)
+        })
         .collect();
     let learning = vms.iter().any(|vm| vm.shared.sight.borrow().knowledge == Knowledge::Learning);
     let unreadable = !agent.journal_proves() || vms.iter().any(crate::vm::VmHandle::unreadable_vm);
@@ -68,18 +69,57 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     }
 }
 
+/// A process whose memory is to be looked at.
+enum Target {
+    /// There is none.
+    Nobody,
+    /// It is being moved: looking at its memory would hold up its page faults, so what was seen
+    /// last is said again.
+    Busy(u64),
+    /// It is there.
+    Process(Identity),
+}
+
+impl Target {
+    fn of(shared: &Shared) -> Self {
+        let sight = shared.sight.borrow();
+        match &sight.identity {
+            None => Self::Nobody,
+            Some(_) if sight.gone.is_some() => Self::Nobody,
+            Some(_) if sight.busy() => Self::Busy(shared.used()),
+            Some(identity) => Self::Process(identity.clone()),
+        }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        match self {
+            Self::Nobody => 0,
+            Self::Busy(last) => *last,
+            Self::Process(identity) => host::used_bytes(identity).unwrap_or(0),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Looked {
-    used: Vec<Option<u64>>,
+    used: Vec<u64>,
     memory: host::Memory,
     huge_pages: Vec<v1::HugePages>,
     scan: Option<process::Scan>,
+}
+
+/// Looks for QEMU processes that are not ours.
+pub(crate) async fn look_for_strangers(agent: &Agent) {
+    let scan = tokio::task::spawn_blocking(process::scan).await;
+    note_strangers(agent, scan.ok().and_then(Result::ok));
 }
 
 /// Notes which QEMU processes here are not ours.
 fn note_strangers(agent: &Agent, scan: Option<process::Scan>) {
     // Where nothing could be looked at, what was seen last still counts.
     let Some(scan) = scan else { return };
+    // Another agent on this machine answers for what it launched.
+    let anothers = |dir: &PathBuf| dir.parent() != Some(agent.config.run_dir.as_path());
     let own: BTreeSet<PathBuf> = agent
         .vms()
         .iter()
@@ -90,7 +130,10 @@ fn note_strangers(agent: &Agent, scan: Option<process::Scan>) {
         .into_iter()
         .filter(|qemu| qemu.dir.as_ref().is_none_or(|dir| !own.contains(dir)))
         .map(|qemu| Stranger {
-            uuid: qemu.uuid.map(|uuid| uuid.as_u128()),
+            uuid: qemu
+                .uuid
+                .filter(|_| !qemu.dir.as_ref().is_some_and(anothers))
+                .map(|uuid| uuid.as_u128()),
             text: format!(
                 "{} {} {}",
                 qemu.identity,
@@ -177,7 +220,12 @@ fn capabilities(agent: &Agent, bridges: Vec<String>) -> v1::HostCapabilities {
 
 /// Tells the planner how this host is, for as long as the agent lives.
 pub(crate) async fn run(agent: Arc<Agent>) {
-    let Some(planner) = agent.config.planner.clone() else { return };
+    let Some(planner) = agent.config.planner.clone() else {
+        loop {
+            look_for_strangers(&agent).await;
+            tokio::time::sleep(LOOK).await;
+        }
+    };
     let endpoint = match tonic::transport::Endpoint::from_shared(planner.address.clone()) {
         Ok(endpoint) => endpoint
             .connect_timeout(DEADLINE)
@@ -212,8 +260,9 @@ pub(crate) async fn run(agent: Arc<Agent>) {
                 Reached::Lost
             }
         };
+        tokio::time::sleep(GAP.min(planner.report_interval)).await;
         tokio::select! {
-            () = tokio::time::sleep(planner.report_interval) => {}
+            () = tokio::time::sleep(planner.report_interval.saturating_sub(GAP)) => {}
             _ = changes.changed() => tokio::time::sleep(SETTLE).await,
         }
     }

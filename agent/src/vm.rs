@@ -308,6 +308,11 @@ impl Lane {
         self.agent.faults.at("before_answer", label).await;
         let host = &self.agent.config.host_id;
         let sight = self.shared.sight.borrow().clone();
+        if let Some(written) = self.record.process_mut()
+            && written.identity.is_none()
+        {
+            written.identity.clone_from(&sight.identity);
+        }
         let reply = v1::ExecuteReply {
             observation: Some(observe::of(&self.agent, &self.record, &sight)),
             replayed: false,
@@ -428,6 +433,17 @@ impl Lane {
         }
         self.shared.set_process(None);
         self.shared.sight.send_replace(Sight::nothing(Knowledge::Known));
+    }
+
+    /// Refuses where the journal is new or was lost: nothing may be started over what it forgot.
+    pub(crate) fn check_journal(&self) -> Result<(), CommandError> {
+        if self.agent.journal_proves() {
+            return Ok(());
+        }
+        Err(CommandError::Unreadable(
+            "it is new or was lost; it counts again once the planner has answered a report"
+                .to_owned(),
+        ))
     }
 
     /// Removes the directories of launches whose end is on the disk.

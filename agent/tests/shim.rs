@@ -231,6 +231,31 @@ async fn what_qemu_said_before_it_gave_up_is_in_the_error() {
 }
 
 #[tokio::test]
+async fn a_shim_that_cannot_begin_says_why() {
+    let trial = Trial::new();
+    trial.dir.create().unwrap();
+    // In the way of the shim's socket, and not to be removed as a file.
+    std::fs::create_dir(trial.dir.shim_socket()).unwrap();
+    let failed = trial.try_launch(&qemu_argv()).await;
+    let Err(LaunchError::ShimEnded { said, .. }) = failed else { panic!("not {failed:?}") };
+    assert!(said.contains("nothing was started"), "{said}");
+    let Ok(Judgement::Gone(proof)) = judge(&trial.dir) else { panic!("nothing was started") };
+    assert_eq!(proof.exit_record().unwrap().exit, Exit::NeverStarted);
+}
+
+/// Some hundred launches under load found one that hung; this many at once
+/// still find what is worse than that.
+#[tokio::test]
+async fn launches_side_by_side_all_answer() {
+    let trials: Vec<Trial> = (0..8).map(|_| Trial::new()).collect();
+    let launches = trials.iter().map(|trial| async {
+        let qemu = trial.launch().await;
+        qemu.kill_and_prove_gone(BOUND).await.unwrap();
+    });
+    futures::future::join_all(launches).await;
+}
+
+#[tokio::test]
 async fn a_directory_is_never_launched_in_twice() {
     let trial = Trial::new();
     let qemu = trial.launch().await;

@@ -43,6 +43,7 @@ pub(super) async fn run(
         Armed::Listening(listener) => return Ok(listening(listener)),
         Armed::Unfinished | Armed::Nothing => {}
     }
+    lane.check_journal()?;
     if let Some(stranger) = lane.agent.stranger_of(fence.vm) {
         return Err(CommandError::wrong_state(format!(
             "another QEMU of this VM runs here: {stranger}"

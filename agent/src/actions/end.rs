@@ -17,7 +17,7 @@ pub(super) const KILL_DEADLINE: Duration = Duration::from_secs(20);
 /// the caller.
 pub(super) async fn end_process(lane: &mut Lane) -> Result<Gone, CommandError> {
     let Some(written) = lane.record.process().cloned() else {
-        return Ok(never_started(lane));
+        return never_started(lane);
     };
     let gone = prove_gone(lane, &written, KILL_DEADLINE).await?;
     lane.forget_process().await;
@@ -87,18 +87,28 @@ pub(super) fn note_end(lane: &mut Lane, gone: &Gone, left: Part) {
 }
 
 /// Returns the proof where nothing was ever started: the journal is whole and says so.
-pub(super) fn never_started(lane: &Lane) -> Gone {
+///
+/// # Errors
+///
+/// Refuses where the journal proves nothing, or a QEMU of this VM runs here after all.
+pub(super) fn never_started(lane: &Lane) -> Result<Gone, CommandError> {
     let current = lane.record.fence.migration;
     let ended = lane.record.ended.as_ref().filter(|ended| ended.migration == current);
-    ended.map_or_else(
-        || Gone {
-            kind: GoneKind::NeverStarted,
-            identity: None,
-            boot_id: lane.agent.boot_id.clone(),
-            ended: "was never started".to_owned(),
-            at_ms: clock::wall_ms(),
-            stderr_tail: String::new(),
-        },
-        |ended| ended.gone.clone(),
-    )
+    if let Some(ended) = ended {
+        return Ok(ended.gone.clone());
+    }
+    lane.check_journal()?;
+    if let Some(stranger) = lane.agent.stranger_of(lane.shared.id) {
+        return Err(CommandError::wrong_state(format!(
+            "a QEMU of this VM runs here that the journal does not know: {stranger}"
+        )));
+    }
+    Ok(Gone {
+        kind: GoneKind::NeverStarted,
+        identity: None,
+        boot_id: lane.agent.boot_id.clone(),
+        ended: "was never started".to_owned(),
+        at_ms: clock::wall_ms(),
+        stderr_tail: String::new(),
+    })
 }

@@ -25,6 +25,7 @@ pub(super) async fn run(
     if let Some(resolved_machine) = already_started(lane, fence)? {
         return Ok(Outcome { resolved_machine, ..Outcome::default() });
     }
+    lane.check_journal()?;
     if let Some(stranger) = lane.agent.stranger_of(fence.vm) {
         return Err(CommandError::wrong_state(format!(
             "another QEMU of this VM runs here: {stranger}"
@@ -44,8 +45,10 @@ pub(super) async fn run(
     };
     if lane.record.process().is_some() {
         // It is proven gone, or `already_started` would have refused.
+        let left = lane.record.defined().cloned();
+        let left = left.map_or(Part::Absent, |defined| Part::Stopped { defined });
         let gone = end::end_process(lane).await?;
-        end::note_end(lane, &gone, Part::Absent);
+        end::note_end(lane, &gone, left);
     }
     let before = lane.record.part.clone();
     let defined = Defined { text: start.definition, resolved_machine: resolved_machine.clone() };

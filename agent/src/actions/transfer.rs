@@ -8,6 +8,7 @@ use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, MigrateSetParameters
 use vmferry_types::Fence;
 
 use super::Outcome;
+use crate::describe;
 use crate::error::CommandError;
 use crate::observer::sending_of;
 use crate::process::QemuProcess;
@@ -56,7 +57,7 @@ pub(super) async fn run(
             }
         }
     }
-    let before = prepare(lane, &process, &policy).await?;
+    let before = prepare(&process, &policy).await?;
     if let Part::Running { outgoing, .. } = &mut lane.record.part {
         *outgoing = Some(Outgoing {
             migration: fence.migration,
@@ -68,12 +69,10 @@ pub(super) async fn run(
         });
     }
     lane.persist().await?;
-    lane.shared.sight.send_modify(|sight| {
-        sight.stopped_at_us = 0;
-        sight.resumed_at_us = 0;
-    });
+    lane.shared.begin_attempt();
     match process.monitor().execute(Migrate { uri, resume: None }).await {
         Ok(_) => {
+            see_it_begin(lane, &process).await;
             accepted(lane);
             Ok(Outcome::default())
         }
@@ -86,6 +85,23 @@ pub(super) async fn run(
             }
             Err(CommandError::failed("begin to send", &error))
         }
+    }
+}
+
+/// Reads what QEMU says of the attempt that it just took, unless an event was faster.
+async fn see_it_begin(lane: &Lane, process: &QemuProcess) {
+    match process.monitor().execute(QueryMigrate {}).await {
+        Ok(begun) => {
+            lane.shared.sight.send_if_modified(|sight| {
+                let first = sight.migrate.status.is_none();
+                if first {
+                    sight.migrate = begun;
+                }
+                first
+            });
+        }
+        // The observer reads it again.
+        Err(error) => tracing::debug!(%error, "the attempt was taken and not seen to begin"),
     }
 }
 
@@ -111,15 +127,13 @@ fn uri(listener: Option<&v1::Listener>) -> Result<String, CommandError> {
 
 /// Sets up QEMU to send, and returns what it says of its last migration.
 async fn prepare(
-    lane: &Lane,
     process: &QemuProcess,
     policy: &v1::TransferPolicy,
 ) -> Result<vmferry_qmp::MigrateInfo, CommandError> {
     let monitor = process.monitor();
-    let before = monitor
-        .execute(QueryMigrate {})
-        .await
-        .map_err(|error| CommandError::failed("read the last migration", &error))?;
+    let (before, offered) =
+        tokio::try_join!(monitor.execute(QueryMigrate {}), describe::offered(monitor))
+            .map_err(|error| CommandError::failed("read the last migration", &error))?;
     if !before.blocked_reasons.is_empty() {
         let blockers = before.blocked_reasons.iter().map(|reason| v1::Blocker {
             code: "qemu_blocked".to_owned(),
@@ -135,7 +149,7 @@ async fn prepare(
         )));
     }
     let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
-    let chosen = capabilities::chosen(&[&lane.agent.probe.migration_capabilities], throttling);
+    let chosen = capabilities::chosen(&[&offered], throttling);
     let off: &[&str] = match throttling {
         Throttling::AutoConverge => &[],
         Throttling::Off => &["auto-converge"],

@@ -10,6 +10,7 @@ use super::judge::{JudgeError, Judgement, judge, judge_settled};
 use super::oob::OutOfBand;
 use super::proof::GoneProof;
 use super::record::ProcessDir;
+use crate::error::chain;
 use crate::monitor::{CONNECT_DEADLINE, Monitor, MonitorError};
 use crate::shim::ShimClient;
 
@@ -87,7 +88,7 @@ pub async fn adopt_within(dir: &ProcessDir, deadline: Duration) -> Adopted {
     match connected {
         Ok(monitor) => {
             if let Err(error) = oob.prepare(OOB_DEADLINE).await {
-                tracing::warn!(%identity, error = %error, "no way in out of band");
+                tracing::warn!(%identity, error = %chain(&error), "no way in out of band");
             }
             Adopted::Alive(QemuProcess { dir: dir.clone(), identity, monitor, oob })
         }
@@ -114,7 +115,7 @@ pub(super) async fn settle(dir: &ProcessDir, proof: GoneProof) -> GoneProof {
     };
     if let Err(error) = shim.bye(RECORD_DEADLINE).await {
         // Usual: it has gone already.
-        tracing::debug!(dir = %dir.path().display(), error = %error, "no shim to let go");
+        tracing::debug!(dir = %dir.path().display(), error = %chain(&error), "no shim to let go");
     }
     proof
 }

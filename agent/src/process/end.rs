@@ -11,6 +11,7 @@ use super::identity::{IdentityError, ProcessIdentity};
 use super::judge::{JudgeError, Judgement, judge, judge_settled};
 use super::proof::GoneProof;
 use super::record::ProcessDir;
+use crate::error::chain;
 use crate::shim::ShimClient;
 
 /// The longest the shim is given before the kill is done without it.
@@ -80,7 +81,9 @@ pub async fn kill_and_prove_gone(
     let shim = ShimClient::new(dir);
     match shim.kill(SHIM_DEADLINE.min(deadline)).await {
         Ok(record) => return Ok(settle(dir, GoneProof::recorded(record)).await),
-        Err(error) => tracing::debug!(%identity, error = %error, "killing without the shim"),
+        Err(error) => {
+            tracing::debug!(%identity, error = %chain(&error), "killing without the shim")
+        }
     }
     let Some(fd) = identity.open()? else {
         return Ok(settle(dir, GoneProof::absent(identity)).await);

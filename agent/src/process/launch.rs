@@ -1,6 +1,8 @@
 //! Starts a process.
 
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -92,13 +94,16 @@ impl Launcher {
         for variable in SYSTEMD_VARIABLES {
             command.env_remove(variable);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
 
     /// Starts a shim and returns how its end will be told.
     fn spawn(&self, dir: &ProcessDir) -> io::Result<oneshot::Receiver<io::Result<ExitStatus>>> {
-        let child = self.command(dir).spawn()?;
+        // What `systemd-run` has to say lands where a shim leaves its own word.
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(dir.shim_log())?;
+        let mut command = self.command(dir);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn()?;
         let (ended, end) = oneshot::channel();
         // Nobody else reaps it while this agent lives.
         self.reaper.spawn(reap(child, ended));
@@ -151,12 +156,14 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The shim ended and left no record.
-    #[error("the shim of {dir} ended without a word: {status}", dir = dir.display())]
+    #[error("the shim of {dir} ended ({status}) and started nothing: {said}", dir = dir.display())]
     ShimEnded {
         /// The directory.
         dir: PathBuf,
         /// How.
         status: String,
+        /// The last it wrote to its log.
+        said: String,
     },
     /// The process ended before its monitor answered. It is gone.
     #[error("QEMU {exit} before its monitor answered: {stderr}", exit = record.exit, stderr = record.stderr_tail.trim_end())]
@@ -278,7 +285,9 @@ async fn early_end(
             Ok(Err(error)) => error.to_string(),
             Err(_) => "nobody waited for it".to_owned(),
         };
-        LaunchError::ShimEnded { dir: dir.path().to_owned(), status }
+        let said = std::fs::read_to_string(dir.shim_log()).unwrap_or_default();
+        let said = said.lines().last().unwrap_or("nothing in its log").to_owned();
+        LaunchError::ShimEnded { dir: dir.path().to_owned(), status, said }
     };
     tokio::select! {
         error = recorded => error,
