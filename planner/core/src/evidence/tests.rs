@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use vmferry_types::Claim;
+use vmferry_types::{Claim, Role};
 
 use super::*;
 use crate::migration::rows::{self, CLAIM, LATE, SOON, sides};
@@ -183,7 +183,7 @@ fn only_a_whole_journal_says_that_an_owner_never_ran_the_guest() {
         kind: crate::migration::ProofKind::HostDeclaredDead,
         ..rows::gone("b")
     };
-    let dead = Seen::dead(CLAIM, rows::GENERATION, vmferry_types::Role::Receiver, declared);
+    let dead = Seen::dead(CLAIM, rows::GENERATION, Role::Receiver, declared);
     assert_eq!(ran(dead), Some(Ran::Maybe));
 }
 
@@ -194,10 +194,13 @@ fn a_guest_is_attached_when_it_was_seen_to_run_under_the_new_generation() {
         generation: rows::GENERATION.next(),
         continued: Continued::Yes,
         run_state: RunState::Running,
+        role: Role::Running,
         ..rows::destination_full()
     };
     let check = |destination| label(&row, &sides(rows::source_sent(), destination), SOON);
     assert_eq!(check(runs.clone()), "destination_runs");
+    // Its agent died before it wrote down that the guest is its own: it has to be told again.
+    assert_eq!(check(Seen { role: Role::Receiver, ..runs.clone() }), "-");
     assert_eq!(check(Seen { generation: rows::GENERATION, ..runs.clone() }), "-");
     assert_eq!(check(Seen { continued: Continued::No, ..runs.clone() }), "-");
     // The order to continue is journalled before QEMU hears it.

@@ -130,6 +130,7 @@ impl End {
                 (Side::Source, Life::Never | Life::Alive | Life::Dead) => Role::Running,
                 (Side::Source, Life::Cleared)
                 | (Side::Destination, Life::Never | Life::Cleared) => Role::Absent,
+                (Side::Destination, Life::Alive) if self.run == RunState::Running => Role::Running,
                 (Side::Destination, Life::Alive | Life::Dead) => Role::Receiver,
             },
             generation: self.generation,
