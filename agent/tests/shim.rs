@@ -291,7 +291,7 @@ async fn a_directory_that_was_only_made_is_never_launched_in() {
     let Ok(Judgement::Gone(proof)) = judge(&trial.dir) else { panic!("nothing was launched") };
     assert_eq!(proof.exit_record().unwrap().exit, Exit::NeverStarted);
     let late = trial.try_launch(&qemu_argv()).await;
-    assert!(matches!(late, Err(LaunchError::Exited { .. })), "{late:?}");
+    assert!(matches!(late, Err(LaunchError::ShimEnded { .. })), "{late:?}");
 }
 
 #[tokio::test]

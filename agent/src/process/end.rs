@@ -82,7 +82,7 @@ pub async fn kill_and_prove_gone(
     match shim.kill(SHIM_DEADLINE.min(deadline)).await {
         Ok(record) => return Ok(settle(dir, GoneProof::recorded(record)).await),
         Err(error) => {
-            tracing::debug!(%identity, error = %chain(&error), "killing without the shim")
+            tracing::debug!(%identity, error = %chain(&error), "killing without the shim");
         }
     }
     let Some(fd) = identity.open()? else {

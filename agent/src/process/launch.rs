@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::QemuProcess;
 use super::judge::{JudgeError, Judgement, judge};
 use super::oob::OutOfBand;
-use super::record::{ExitRecord, FirstUse, LaunchRecord, MonitorRecord, ProcessDir, RecordError};
+use super::record::{
+    Exit, ExitRecord, FirstUse, LaunchRecord, MonitorRecord, ProcessDir, RecordError,
+};
 use super::scan::MONITOR_ID;
 use crate::monitor::{Monitor, MonitorError};
 use crate::shim::{ShimClient, ShimError};
@@ -25,6 +27,9 @@ use crate::shim::{ShimClient, ShimError};
 /// A shim opens it some milliseconds after its own start. A try costs a few
 /// microseconds, and the guest stands still for each one that comes late.
 const CONNECT_RETRY: Duration = Duration::from_millis(1);
+
+/// How long a process whose monitor broke is given to end.
+const EXIT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What systemd puts into the environment of one service alone.
 const SYSTEMD_VARIABLES: [&str; 6] = [
@@ -297,18 +302,33 @@ async fn early_end(
 
 /// Exchanges `error` for the recorded exit, if there is or soon will be one.
 async fn exit_instead(dir: &ProcessDir, error: LaunchError) -> LaunchError {
-    if matches!(error, LaunchError::Exited { .. }) {
-        return error;
-    }
-    match judge(dir) {
-        Ok(Judgement::Gone(proof)) => {
-            let proof = super::adopt::settle(dir, proof).await;
-            match proof.exit_record() {
-                Some(record) => LaunchError::Exited { record: Box::new(record.clone()) },
-                None => error,
+    match &error {
+        LaunchError::Exited { .. } => return error,
+        // A monitor breaks a moment before its process has ended.
+        LaunchError::Monitor(_) => {
+            let recorded = timeout(EXIT_DEADLINE, ShimClient::new(dir).wait()).await;
+            if let Ok(Ok(record)) = recorded {
+                return LaunchError::Exited { record: Box::new(record) };
             }
         }
-        Ok(Judgement::Alive(_) | Judgement::Starting) | Err(_) => error,
+        LaunchError::EmptyArgv { .. }
+        | LaunchError::UsedBefore { .. }
+        | LaunchError::Record(_)
+        | LaunchError::Spawn { .. }
+        | LaunchError::ShimEnded { .. }
+        | LaunchError::Silent { .. }
+        | LaunchError::Judge { .. } => {}
+    }
+    let Ok(Judgement::Gone(proof)) = judge(dir) else {
+        return error;
+    };
+    let proof = super::adopt::settle(dir, proof).await;
+    match proof.exit_record() {
+        // The shim's own word says more than that nothing was started.
+        Some(record) if record.exit != Exit::NeverStarted => {
+            LaunchError::Exited { record: Box::new(record.clone()) }
+        }
+        Some(_) | None => error,
     }
 }
 
