@@ -387,7 +387,7 @@ fn check_security(
                     return Err(invalid(
                         field,
                         format!(
-                            "{address} is not a loopback address, and security.plain_text = \"loopback\" allows no other"
+                            "{address} is not a loopback address, and security.plain_text = \"loopback\" allows no other: listen on 127.0.0.1"
                         ),
                     ));
                 }
@@ -398,7 +398,7 @@ fn check_security(
             Ok(true) => Ok(()),
             Ok(false) => Err(invalid(
                 "security.plain_text",
-                "\"namespace\" is meant for a network namespace of its own, and this process is in that of PID 1",
+                "\"namespace\" is meant for a network namespace of its own, and this process is in that of PID 1: start it with `ip netns exec NAME`",
             )),
             Err(error) => Err(invalid(
                 "security.plain_text",

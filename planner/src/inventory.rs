@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::{info, warn};
+use vmferry_planner_core::fleet::Report;
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
 use vmferry_types::{HostId, Timestamp, VmId};
 
@@ -30,6 +31,8 @@ const SUPERSEDED_MAX: usize = 16;
 pub struct KnownHost {
     /// What it said.
     pub report: Arc<HostReport>,
+    /// The same in the words of the core: read once, used for every decision until the next.
+    pub read: Arc<Report>,
     /// When that arrived, by the planner's clock.
     pub at: Timestamp,
 }
@@ -119,6 +122,20 @@ impl Inventory {
                 .map(|(id, _)| id)
         };
         by_id.or_else(by_name).cloned()
+    }
+
+    /// Returns what each host last said of each VM, for those who ask about many.
+    #[must_use]
+    pub fn all_reported(&self) -> BTreeMap<VmId, Vec<(HostId, VmReport)>> {
+        let mut all: BTreeMap<VmId, Vec<(HostId, VmReport)>> = BTreeMap::new();
+        for (id, entry) in self.locked().iter() {
+            for vm in entry.heard.iter().flat_map(|heard| &heard.report.vms) {
+                if let Ok(of) = vm.vm_id.parse() {
+                    all.entry(of).or_default().push((id.clone(), vm.clone()));
+                }
+            }
+        }
+        all
     }
 
     /// Returns what each host last said of a VM.
@@ -262,7 +279,8 @@ impl Inventory {
                 entry.superseded.pop_front();
             }
         }
-        entry.heard = Some(KnownHost { report, at: now });
+        entry.heard =
+            Some(KnownHost { read: Arc::new(fleet::read(&report, now)), report, at: now });
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -60,6 +61,9 @@ async fn main() -> anyhow::Result<()> {
     server::serve(&planner, grpc, rest);
     info!(grpc = %grpc_address, rest = %rest_address, "planner is up");
     notify(&[sd_notify::NotifyState::Ready]);
+    if let Some(period) = sd_notify::watchdog_enabled() {
+        shutdown.spawn(watchdog(Arc::clone(&planner), period / 2));
+    }
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -79,6 +83,18 @@ async fn feed_watchdog() {
     loop {
         due.tick().await;
         notify(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
+/// Tells systemd that the planner lives, as long as its store answers.
+async fn watchdog(planner: Arc<Planner>, period: Duration) {
+    let mut tick = tokio::time::interval(period);
+    loop {
+        tick.tick().await;
+        match planner.store().hosts().await {
+            Ok(_) => notify(&[sd_notify::NotifyState::Watchdog]),
+            Err(error) => warn!(error = %telemetry::Chain(&error), "the store does not answer"),
+        }
     }
 }
 

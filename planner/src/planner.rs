@@ -1,6 +1,7 @@
 //! What all parts of the planner share, and who drives what.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub struct Planner {
     pub owner: String,
     /// Wakes the reconciler.
     pub wake: Notify,
+    /// Whether a migration waits in the queue, as the reconciler last saw it.
+    pub queue_waits: AtomicBool,
     drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
     power: watch::Sender<u64>,
 }
@@ -67,6 +70,7 @@ impl Planner {
             live: Live::default(),
             owner: Uuid::new_v4().to_string(),
             wake: Notify::new(),
+            queue_waits: AtomicBool::new(false),
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,
         })

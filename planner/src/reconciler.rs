@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{error, info};
 use vmferry_planner_core::migration::{Event, Phase};
-use vmferry_types::MigrationId;
+use vmferry_types::{MigrationId, PhaseLabel};
 
 use crate::admission::{self, Found};
 use crate::clock;
@@ -78,6 +79,8 @@ async fn once(planner: &Arc<Planner>, queue: &mut Queue, woken: Woken) -> Result
     planner.live.sweep(|id| {
         rows.iter().any(|row| row.migration.id == id) || actions.iter().any(|of| of.id == id)
     });
+    let queued = rows.iter().any(|row| row.migration.label() == PhaseLabel::Queued);
+    planner.queue_waits.store(queued, Ordering::Relaxed);
     for row in rows {
         if let Phase::Queued { .. } = row.migration.phase {
             if queue.due(row.migration.id, woken, planner.parts.config.policy.queue_retry) {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::serve::ListenerExt as _;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tracing::error;
+use tracing::{debug, error};
 use vmferry_proto::v1::planner_server::PlannerServer;
 
 use crate::planner::Planner;
@@ -39,6 +40,12 @@ pub fn serve(planner: &Arc<Planner>, grpc: TcpListener, rest: TcpListener) {
     });
     let router = rest::router(Arc::clone(planner));
     shutdown.spawn(async move {
+        let rest = rest.tap_io(|stream| {
+            // Without it an answer may wait for the acknowledgement of the one before.
+            if let Err(error) = stream.set_nodelay(true) {
+                debug!(%error, "a connection keeps its delay");
+            }
+        });
         if let Err(error) = axum::serve(rest, router).await {
             error!(%error, "REST ended");
         }

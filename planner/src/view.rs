@@ -63,7 +63,32 @@ pub fn blocker(blocker: &Blocker) -> v1::Blocker {
 ///
 /// Fails if the store does.
 pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
-    let reported = planner.parts.inventory.reported(row.id);
+    vm_reported(planner, row, &planner.parts.inventory.reported(row.id)).await
+}
+
+/// Shows many VMs.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn vms<'a>(
+    planner: &Planner,
+    rows: impl Iterator<Item = &'a VmRow>,
+) -> Result<Vec<v1::Vm>, ApiError> {
+    let reported = planner.parts.inventory.all_reported();
+    let mut shown = Vec::new();
+    for row in rows {
+        let of = reported.get(&row.id).map_or(&[][..], Vec::as_slice);
+        shown.push(vm_reported(planner, row, of).await?);
+    }
+    Ok(shown)
+}
+
+async fn vm_reported(
+    planner: &Planner,
+    row: &VmRow,
+    reported: &[(HostId, v1::VmReport)],
+) -> Result<v1::Vm, ApiError> {
     let owner = reported.iter().find(|(host, _)| Some(host) == row.host.as_ref());
     let (mut observed, mut run_state) = (0, String::new());
     if let Some((_, report)) = owner {
@@ -84,7 +109,7 @@ pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
     {
         error = text;
     }
-    if let Some(contradiction) = contradiction(row, &reported) {
+    if let Some(contradiction) = contradiction(row, reported) {
         if !error.is_empty() {
             error.push_str("; ");
         }

@@ -1,6 +1,7 @@
 //! Looking.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
@@ -30,7 +31,10 @@ impl Planner {
         for lost in &taken.doubted {
             self.look_again(lost).await?;
         }
-        self.wake.notify_one();
+        // Capacity has changed; that matters only to those who wait for it.
+        if self.queue_waits.load(Ordering::Relaxed) {
+            self.wake.notify_one();
+        }
         Ok(taken.reply)
     }
 
@@ -84,10 +88,8 @@ impl Planner {
     pub async fn list_vms(&self, host: &str) -> Result<v1::ListVmsReply, ApiError> {
         let host = if host.is_empty() { None } else { Some(self.resolve_host("host", host)?) };
         let rows = self.store().vms().await?;
-        let mut vms = Vec::new();
-        for row in rows.iter().filter(|row| host.is_none() || row.host == host) {
-            vms.push(view::vm(self, row).await?);
-        }
+        let wanted = rows.iter().filter(|row| host.is_none() || row.host == host);
+        let vms = view::vms(self, wanted).await?;
         Ok(v1::ListVmsReply { vms })
     }
 

@@ -48,7 +48,7 @@ pub async fn snapshot(
                     lifecycle: Lifecycle::Active,
                 },
                 availability: availability(heard.as_ref(), &policy, now),
-                report: heard.as_ref().map(report),
+                report: heard.as_ref().map(|heard| heard.read.as_ref().clone()),
                 reservations: held(&row.id, &reservations),
                 inbound: count(&row.id, &open),
                 id: row.id.clone(),
@@ -97,11 +97,11 @@ fn availability(heard: Option<&KnownHost>, policy: &Policy, now: Timestamp) -> A
     }
 }
 
-fn report(heard: &KnownHost) -> Report {
-    let message: &HostReport = &heard.report;
+/// Reads a report that arrived at `at`.
+pub(super) fn read(message: &HostReport, at: Timestamp) -> Report {
     let capacity = message.capacity.clone().unwrap_or_default();
     Report {
-        at: heard.at,
+        at,
         unreadable: message
             .journal_unreadable
             .then(|| "its journal is new, lost or broken".to_owned()),

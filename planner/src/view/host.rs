@@ -8,7 +8,7 @@ use vmferry_planner_core::placement::closed_because;
 use vmferry_proto::v1;
 use vmferry_types::HostId;
 
-use super::{blocker, vm};
+use super::blocker;
 use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::{KnownHost, snapshot};
@@ -25,9 +25,11 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
     let fleet =
         snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await?;
     let mut vms: BTreeMap<HostId, Vec<v1::Vm>> = BTreeMap::new();
-    for row in planner.store().vms().await? {
+    let rows = planner.store().vms().await?;
+    let owned = rows.iter().filter(|row| row.host.is_some());
+    for (row, shown) in owned.clone().zip(super::vms(planner, owned).await?) {
         if let Some(host) = &row.host {
-            vms.entry(host.clone()).or_default().push(vm(planner, &row).await?);
+            vms.entry(host.clone()).or_default().push(shown);
         }
     }
     let mut shown = Vec::new();
