@@ -119,7 +119,7 @@ impl Agent {
             .map_err(|source| StartError::RunDir { path: config.run_dir.clone(), source })?;
         let boot_id =
             process::identity::boot_id().map_err(|error| StartError::BootId(Box::new(error)))?;
-        let probe = Probe::run(&config.qemu)
+        let probe = Probe::cached(&config.qemu, &config.run_dir.join("qemu.json"))
             .await
             .map_err(|error: ProbeError| StartError::Probe(Box::new(error)))?;
         let agent = Arc::new(Self {

@@ -1,9 +1,10 @@
 //! An observation: the journal's word and what is seen, in the words of the wire.
 
-use vmferry_agent_core::journal::{Order, Part, VmRecord};
+use vmferry_agent_core::journal::{GoneKind, Order, Part, VmRecord};
 use vmferry_agent_core::outgoing::{self, Sending};
 use vmferry_proto::v1;
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
+use vmferry_types::Role;
 
 use crate::agent::Agent;
 use crate::clock;
@@ -28,7 +29,7 @@ pub(crate) fn unknown(agent: &Agent, vm_id: &str) -> v1::VmObservation {
         sequence: agent.next_sequence(),
         observed_at_ms: clock::wall_ms(),
         knowledge: knowledge.into(),
-        role: vmferry_types::Role::Absent.label().to_owned(),
+        role: Role::Absent.label().to_owned(),
         ..v1::VmObservation::default()
     }
 }
@@ -44,10 +45,12 @@ pub(crate) const fn knowledge(knowledge: Knowledge) -> v1::Knowledge {
 
 pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObservation {
     let host = &agent.config.host_id;
+    let role = role(record, sight);
     let ended = record.ended.as_ref().filter(|ended| ended.migration == record.fence.migration);
-    let gone = match record.process() {
-        Some(_) => sight.gone.as_ref(),
-        None => ended.map(|ended| &ended.gone),
+    let gone = match (record.process(), role) {
+        (Some(_), Role::Running | Role::Held | Role::Receiver) => sight.gone.as_ref(),
+        (Some(_), Role::Absent | Role::Stopped) => None,
+        (None, _) => ended.map(|ended| &ended.gone),
     };
     let (handed, gave_up, gave_up_cause) = order(record);
     v1::VmObservation {
@@ -58,7 +61,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         sequence: agent.next_sequence(),
         observed_at_ms: clock::wall_ms(),
         knowledge: knowledge(sight.knowledge).into(),
-        role: record.role().label().to_owned(),
+        role: role.label().to_owned(),
         generation: record.fence.generation.value(),
         claim: record.fence.claim.value(),
         step: record.fence.step.value(),
@@ -76,6 +79,23 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         resumed_at_us: sight.resumed_at_us,
         still_ms: sight.still.value(),
         disks_active: sight.disks == Disks::Active && sight.running(),
+    }
+}
+
+/// Returns what this host has of a VM.
+///
+/// A launch that the agent did not live to see is no process that was lost: nobody was told of it,
+/// and the command that began it is carried out again.
+pub(crate) fn role(record: &VmRecord, sight: &Sight) -> Role {
+    let never = sight.gone.as_ref().is_some_and(|gone| gone.kind == GoneKind::NeverStarted);
+    match &record.part {
+        Part::Receiver { incoming, .. } if sight.gone.is_some() && incoming.port.is_none() => {
+            Role::Absent
+        }
+        Part::Running { .. } if never => Role::Stopped,
+        Part::Absent | Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. } => {
+            record.role()
+        }
     }
 }
 
@@ -163,4 +183,52 @@ fn fill(status: &mut v1::TransferStatus, info: &MigrateInfo) {
     status.throttle_percent =
         info.cpu_throttle_percentage.and_then(|percent| u32::try_from(percent).ok()).unwrap_or(0);
     status.error = info.error_desc.clone().unwrap_or_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use vmferry_agent_core::journal::{Continued, Defined, Gone, Incoming, Process};
+    use vmferry_types::{Generation, MigrationId, VmId};
+
+    use super::*;
+
+    fn receiver(port: Option<u16>) -> VmRecord {
+        let mut record = VmRecord::new(VmId::from_u128(1));
+        record.part = Part::Receiver {
+            defined: Defined { text: String::new(), resolved_machine: String::new() },
+            process: Process {
+                dir: "/run/vmferry/x".to_owned(),
+                boot_id: "b".to_owned(),
+                identity: None,
+                taps: Vec::new(),
+                generation: Generation::from_stored(0),
+                admission: MigrationId::from_u128(1),
+            },
+            incoming: Incoming {
+                migration: MigrationId::from_u128(1),
+                port,
+                cont: Continued::Never,
+            },
+        };
+        record
+    }
+
+    fn gone(kind: GoneKind) -> Sight {
+        let gone = Gone {
+            kind,
+            identity: None,
+            boot_id: String::new(),
+            ended: String::new(),
+            at_ms: 0,
+            stderr_tail: String::new(),
+        };
+        Sight { gone: Some(gone), ..Sight::nothing(Knowledge::Known) }
+    }
+
+    #[test]
+    fn a_receiver_that_was_lost_before_anybody_was_told_of_it_was_never_there() {
+        assert_eq!(role(&receiver(None), &gone(GoneKind::NeverStarted)), Role::Absent);
+        assert_eq!(role(&receiver(None), &Sight::nothing(Knowledge::Known)), Role::Receiver);
+        assert_eq!(role(&receiver(Some(1)), &gone(GoneKind::ExitRecord)), Role::Receiver);
+    }
 }

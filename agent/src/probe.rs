@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What QEMU can do.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Probe {
     pub(crate) qemu_version: String,
     pub(crate) accelerators: Vec<String>,
@@ -40,6 +40,22 @@ pub(crate) enum ProbeError {
     Silent { path: PathBuf },
 }
 
+/// An answer, and of which file it is.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    stamp: (PathBuf, u64, i64, u64),
+    probe: Probe,
+}
+
+/// Tells one QEMU binary from another: its path, length, time and inode.
+fn stamp(path: &Path) -> Option<(PathBuf, u64, i64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    let path = std::fs::canonicalize(path).ok()?;
+    let file = std::fs::metadata(&path).ok()?;
+    let (len, time, inode) = (file.len(), file.mtime(), file.ino());
+    Some((path, len, time, inode))
+}
+
 #[derive(Deserialize)]
 struct Version {
     qemu: Numbers,
@@ -64,6 +80,27 @@ struct Capability {
 }
 
 impl Probe {
+    /// Returns what the QEMU at `path` can do, from `cache` if it is still the same file: an agent
+    /// that comes back must not keep a guest waiting for this.
+    pub(crate) async fn cached(path: &Path, cache: &Path) -> Result<Self, ProbeError> {
+        let Some(stamp) = stamp(path) else { return Self::run(path).await };
+        let kept = std::fs::read(cache).ok();
+        let kept: Option<Kept> = kept.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(kept) = kept.filter(|kept| kept.stamp == stamp) {
+            // Devices come and go without the file.
+            return Ok(Self { accelerators: accelerators(), ..kept.probe });
+        }
+        let probe = Self::run(path).await?;
+        let kept = Kept { stamp, probe: probe.clone() };
+        let written = serde_json::to_vec(&kept)
+            .map_err(std::io::Error::from)
+            .and_then(|bytes| std::fs::write(cache, bytes));
+        if let Err(error) = written {
+            tracing::warn!(%error, "what QEMU can do will be asked again at the next start");
+        }
+        Ok(probe)
+    }
+
     /// Asks the QEMU at `path`.
     pub(crate) async fn run(path: &Path) -> Result<Self, ProbeError> {
         tokio::time::timeout(DEADLINE, ask(path))
@@ -165,6 +202,21 @@ mod tests {
         assert!(probe.resolve_machine("q35").starts_with("pc-q35-"));
         assert!(probe.cpu_models.contains("qemu64"));
         assert!(probe.migration_capabilities.contains("return-path"));
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_kept_for_the_same_binary_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (qemu, cache) =
+            (Path::new("/usr/bin/qemu-system-x86_64"), dir.path().join("probe.json"));
+        let first = Probe::cached(qemu, &cache).await.unwrap();
+        let mut kept: Kept = serde_json::from_slice(&std::fs::read(&cache).unwrap()).unwrap();
+        kept.probe.qemu_version = "kept".to_owned();
+        std::fs::write(&cache, serde_json::to_vec(&kept).unwrap()).unwrap();
+        assert_eq!(Probe::cached(qemu, &cache).await.unwrap().qemu_version, "kept");
+        kept.stamp.1 += 1;
+        std::fs::write(&cache, serde_json::to_vec(&kept).unwrap()).unwrap();
+        assert_eq!(Probe::cached(qemu, &cache).await.unwrap().qemu_version, first.qemu_version);
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::Identity;
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
-use vmferry_types::{Bytes, Claim, Generation};
+use vmferry_types::{Bytes, Claim, Generation, Role};
 
 use crate::agent::{Agent, Stranger};
 use crate::live::{Knowledge, Shared};
@@ -157,12 +157,16 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
     }
     let defined = record.defined();
     let vm = defined.and_then(|defined| Definition::parse(&defined.text).ok());
-    let process = record.process().is_some();
+    let role = observe::role(&record, &sight);
+    let process = match role {
+        Role::Running | Role::Held | Role::Receiver => true,
+        Role::Absent | Role::Stopped => false,
+    };
     let configured = vm.as_ref().map_or(0, |vm| vm.memory_max.plus(OVERHEAD).value());
     Some(v1::VmReport {
         vm_id: record.vm.to_string(),
         vm_name: record.name.clone(),
-        role: record.role().label().to_owned(),
+        role: role.label().to_owned(),
         generation: record.fence.generation.value(),
         claim: record.fence.claim.value(),
         knowledge: observe::knowledge(sight.knowledge).into(),
@@ -180,7 +184,11 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
         resolved_machine: defined
             .map(|defined| defined.resolved_machine.clone())
             .unwrap_or_default(),
-        gone: sight.gone.as_ref().map(|gone| wire::gone_to_wire(gone, &agent.config.host_id)),
+        gone: sight
+            .gone
+            .as_ref()
+            .filter(|_| process)
+            .map(|gone| wire::gone_to_wire(gone, &agent.config.host_id)),
     })
 }
 

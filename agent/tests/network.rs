@@ -1,10 +1,6 @@
 //! A guest's tap in a network namespace of the test's own.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test ends where something is not as it must be, and says why it is left out"
-)]
+#![expect(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
 
 use std::path::Path;
 use std::process::Command;

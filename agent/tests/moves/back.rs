@@ -28,7 +28,7 @@ async fn a_transfer_that_is_cancelled_at_the_switchover_leaves_the_guest_where_i
     let gone = world.execute(Side::B, destroy()).await.unwrap().gone.unwrap();
     assert_eq!(gone.kind(), v1::ProofKind::ExitRecord);
     assert_eq!(world.observe(Side::B).await.role, "absent");
-    assert_eq!(std::fs::read_dir(world.b.run_dir()).unwrap().count(), 0);
+    assert_eq!(world.b.launches(), 0);
     world.end().await;
 }
 
@@ -190,6 +190,6 @@ async fn a_receiver_that_is_built_otherwise_is_refused_with_every_difference() {
     let codes: Vec<_> = detail.blockers.iter().map(|blocker| blocker.code.as_str()).collect();
     assert_eq!(codes, ["memory_differs", "device_differs"]);
     assert_eq!(world.observe(Side::B).await.role, "absent");
-    assert_eq!(std::fs::read_dir(world.b.run_dir()).unwrap().count(), 0);
+    assert_eq!(world.b.launches(), 0);
     world.end().await;
 }

@@ -31,7 +31,7 @@ async fn a_vm_starts_stops_and_is_forgotten() {
     assert_eq!(reply.observation.unwrap().role, "stopped");
     let forgot = world.execute(Side::A, Action::ForgetVm(v1::ForgetVm {})).await.unwrap();
     assert_eq!(forgot.observation.unwrap().role, "absent");
-    assert_eq!(std::fs::read_dir(world.a.run_dir()).unwrap().count(), 0);
+    assert_eq!(world.a.launches(), 0);
     world.end().await;
 }
 
@@ -48,7 +48,7 @@ async fn a_disk_that_another_qemu_holds_is_named_and_nothing_is_left_behind() {
     assert_eq!(code(&refused).1, "disk_in_use");
     assert!(refused.message().contains("qemu-system"), "{}", refused.message());
     assert_eq!(world.observe(Side::B).await.role, "absent");
-    assert_eq!(std::fs::read_dir(world.b.run_dir()).unwrap().count(), 0);
+    assert_eq!(world.b.launches(), 0);
     world.vm = name;
     world.end().await;
 }
@@ -63,7 +63,7 @@ async fn a_qemu_that_cannot_start_says_why_and_leaves_nothing_behind() {
     assert_eq!(code(&refused).1, "internal");
     assert!(refused.message().contains("no-such-thing"), "{}", refused.message());
     assert_eq!(world.observe(Side::A).await.role, "absent");
-    assert_eq!(std::fs::read_dir(world.a.run_dir()).unwrap().count(), 0);
+    assert_eq!(world.a.launches(), 0);
     world.end().await;
 }
 

@@ -60,8 +60,10 @@ impl Host {
         }
     }
 
-    pub(crate) fn run_dir(&self) -> PathBuf {
-        self.dir.path().join("run")
+    /// Returns how many launches have left a directory.
+    pub(crate) fn launches(&self) -> usize {
+        let entries = std::fs::read_dir(self.dir.path().join("run")).unwrap();
+        entries.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
     }
 
     pub(crate) fn state_dir(&self) -> PathBuf {
@@ -293,6 +295,8 @@ impl World {
                 self.observe(side).await.qemu.filter(|qemu| qemu.alive).map(|qemu| qemu.pid)
             {
                 kill(pid);
+                // Its shim writes the end into the test's directory, and then goes.
+                self.wait(side, "the end", |seen| seen.gone.is_some()).await;
             }
             self.host(side).stop().await;
         }
