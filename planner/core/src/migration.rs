@@ -18,6 +18,7 @@
 
 mod books;
 mod cause;
+pub mod check;
 mod effect;
 mod event;
 mod phase;

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use expect_test::expect_file;
+use proptest::prelude::*;
 use vmferry_types::PowerState;
 
 use super::*;
@@ -233,4 +234,25 @@ fn every_row_and_event_reads_back_as_it_was_written() {
 fn a_row_is_written_as_reviewed() {
     let text = serde_json::to_string_pretty(&rows::committed(rows::handover())).unwrap();
     expect_file!["table/row.json"].assert_eq(&text);
+}
+
+proptest! {
+    /// Whatever is told in whatever order, and whether or not it can be true.
+    #[test]
+    fn no_order_of_events_breaks_an_invariant(
+        told in prop::collection::vec(prop::sample::select(rows::events()), 0..60),
+    ) {
+        let first = rows::queued();
+        let (mut row, mut log) = (first.clone(), Vec::new());
+        for (_, event) in told {
+            let Ok(entries) = row.advance(event) else { continue };
+            for entry in entries {
+                let breaches = check::check_step(&row, &entry.after);
+                prop_assert!(breaches.is_empty(), "{}: {breaches:?}", entry.event.label());
+                row = entry.after;
+                log.push(entry.event);
+            }
+        }
+        prop_assert_eq!(check::replay(&first, &log), Ok(row));
+    }
 }
