@@ -80,6 +80,7 @@ impl Failure {
         for blocker in self.blockers() {
             let on = match blocker.host_id.as_str() {
                 "" => String::new(),
+                host if blocker.message.contains(&format!("host {host}")) => String::new(),
                 host => format!(" (host {host})"),
             };
             line(format!("  {}{on}: {}", blocker.code, blocker.message));

@@ -198,7 +198,7 @@ async fn settle(
     let mut vm = begun;
     while wait.wait && wanted.is_some() && goal(&vm).is_some() {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            output.answer(&vm, render::vm::show);
+            output.answer(&vm, render::vm::summary);
             return Err(Failure::WaitTimedOut {
                 operation: operation.to_owned(),
                 waited: duration(wait.timeout),
@@ -214,7 +214,7 @@ async fn settle(
             Err(failure) => return Err(failure),
         }
     }
-    output.answer(&vm, render::vm::show);
+    output.answer(&vm, render::vm::summary);
     settled(operation, wanted, &vm)
 }
 

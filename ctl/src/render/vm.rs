@@ -23,6 +23,13 @@ pub(crate) fn list(vms: &[Vm]) -> String {
     table(&header, vms.iter().map(row).collect(), "no VMs")
 }
 
+/// Says in one line how a VM is.
+pub(crate) fn summary(vm: &Vm) -> String {
+    let on = if vm.host.is_empty() { String::new() } else { format!(" on {}", vm.host) };
+    let error = if vm.error.is_empty() { String::new() } else { format!("  {}", vm.error) };
+    format!("{}  {}{on}{error}", vm.name, or_dash(&vm.power))
+}
+
 /// Lays out one VM.
 pub(crate) fn show(vm: &Vm) -> String {
     let mut text = fields(&[
@@ -78,6 +85,15 @@ mod tests {
             db1   -     stopped  -        0 B      0 B      0 vCPU  -
         "#]]
         .assert_eq(&list(&[moving, stopped]));
+    }
+
+    #[test]
+    fn one_line_says_where_it_runs_or_why_not() {
+        let running =
+            Vm { name: "web1".into(), host: "a".into(), power: "running".into(), ..Vm::default() };
+        assert_eq!(summary(&running), "web1  running on a");
+        let failed = Vm { power: "stopped".into(), error: "no room".into(), ..Vm::default() };
+        assert_eq!(summary(&Vm { name: "web1".into(), ..failed }), "web1  stopped  no room");
     }
 
     #[test]
