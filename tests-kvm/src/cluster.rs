@@ -199,12 +199,12 @@ impl<'l> Cluster<'l> {
             };
             Ok(Level::from_condition(Holds::from(names.iter().all(fit)), seen))
         });
-        let result = ready.await;
-        self.planner.ensure_alive()?;
-        for host in self.hosts.values_mut() {
-            host.agent.ensure_alive()?;
+        let agents = self.hosts.values_mut().map(|host| &mut host.agent);
+        let deaths = agents.chain([&mut self.planner]).map(|daemon| Box::pin(daemon.ended()));
+        tokio::select! {
+            result = ready => result,
+            (death, ..) = futures::future::select_all(deaths) => Err(death),
         }
-        result
     }
 
     /// Starts a VM on a host and waits until its guest runs.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
@@ -128,17 +128,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Fails if it has ended by itself: a level that needs it is then never reached.
-    ///
-    /// # Errors
-    ///
-    /// Fails with its exit status.
-    pub fn ensure_alive(&mut self) -> Result<()> {
-        let Some(child) = self.child.as_mut() else { return Ok(()) };
-        if let Some(status) = child.try_wait().with_context(|| format!("look at {}", self.name))? {
-            bail!("{} ended with {status}; see {}", self.name, self.log.display());
-        }
-        Ok(())
+    /// Waits for ever, or returns what is to be said of it if it ends: a level that needs it is then
+    /// never reached.
+    pub async fn ended(&mut self) -> anyhow::Error {
+        let Some(child) = self.child.as_mut() else { return std::future::pending().await };
+        let ended = child.wait().await;
+        let status = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
+        anyhow!("{} ended with {status}; see {}", self.name, self.log.display())
     }
 
     /// Returns its process id while it runs.
