@@ -258,7 +258,7 @@ fn a_guest_that_turns_itself_off_is_not_lost() {
 
 #[test]
 fn what_is_absent_while_arming_may_only_be_not_there_yet() {
-    let absent = Seen { role: vmferry_types::Role::Absent, ..rows::dead(rows::destination_seen()) };
+    let absent = Seen { role: Role::Absent, ..rows::dead(rows::destination_seen()) };
     let both = sides(rows::source_seen(), absent);
     assert_eq!(label(&rows::arming(), &both, SOON), "-");
     let both = sides(rows::source_seen(), rows::dead(rows::destination_seen()));
@@ -268,7 +268,7 @@ fn what_is_absent_while_arming_may_only_be_not_there_yet() {
 #[test]
 fn a_release_is_done_when_the_gone_source_is_out_of_its_agents_journal() {
     let gone = rows::dead(rows::source_sent());
-    let cleared = Seen { role: vmferry_types::Role::Absent, ..gone.clone() };
+    let cleared = Seen { role: Role::Absent, ..gone.clone() };
     for row in [
         rows::attached(Guest::Present),
         rows::attached(Guest::PoweredOff),
@@ -289,10 +289,10 @@ fn nobody_has_to_acknowledge_for_a_host_that_was_declared_dead() {
         ..rows::gone(host)
     };
     let dead = |host, role| Seen::dead(CLAIM, rows::GENERATION, role, declared(host));
-    let source = dead("a", vmferry_types::Role::Running);
+    let source = dead("a", Role::Running);
     let both = sides(source, rows::destination_full());
     assert_eq!(label(&rows::attached(Guest::Present), &both, SOON), "source_released");
-    let both = sides(rows::source_seen(), dead("b", vmferry_types::Role::Receiver));
+    let both = sides(rows::source_seen(), dead("b", Role::Receiver));
     for row in [rows::rolling_back(Back::Clearing), rows::failed(Cleanup::Receiver)] {
         assert_eq!(label(&row, &both, SOON), "receiver_gone");
     }
@@ -303,7 +303,7 @@ fn a_way_back_ends_when_nothing_of_the_receiver_is_left() {
     let row = rows::rolling_back(Back::Clearing);
     let gone = rows::dead(rows::destination_seen());
     assert_eq!(label(&row, &sides(rows::source_seen(), gone.clone()), SOON), "-");
-    let cleared = Seen { role: vmferry_types::Role::Absent, ..gone };
+    let cleared = Seen { role: Role::Absent, ..gone };
     assert_eq!(label(&row, &sides(rows::source_seen(), cleared), SOON), "receiver_gone");
 }
 
