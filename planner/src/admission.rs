@@ -166,11 +166,13 @@ async fn fleet(planner: &Planner) -> Result<Fleet, StoreError> {
     snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await
 }
 
-/// Returns what a VM takes: the worst of what it was defined with and what its host reports.
+/// Returns what a VM takes: the worst of what it was defined with and what its host reports. What
+/// other hosts have of it, or claim to have, is not it.
 #[must_use]
 pub fn demand_on(planner: &Planner, vm: &VmRow) -> Demand {
     let mut demand = Demand { memory: vm.memory, cpu: vm.cpu };
-    for (_, reported) in planner.parts.inventory.reported(vm.id) {
+    let reported = planner.parts.inventory.reported(vm.id);
+    for (_, reported) in reported.iter().filter(|(host, _)| vm.host.as_ref() == Some(host)) {
         demand = demand.worst(Demand::of(
             Bytes(reported.configured_memory_bytes),
             Bytes(reported.observed_memory_bytes),

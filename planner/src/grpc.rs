@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use futures::stream::{BoxStream, StreamExt as _};
-use prost::Message as _;
 use tonic::{Code, Request, Response, Status};
-use vmferry_proto::v1;
 use vmferry_proto::v1::planner_server::Planner as PlannerService;
+use vmferry_proto::{refusal, v1};
 
 use crate::api::{ApiError, Kind};
 use crate::planner::Planner;
@@ -51,7 +50,7 @@ fn status(error: &ApiError) -> Status {
             Code::Internal
         }
     };
-    Status::with_details(code, Chain(error).to_string(), detail(error).encode_to_vec().into())
+    refusal::status(code, &Chain(error).to_string(), detail(error))
 }
 
 fn reply<T>(result: Result<T, ApiError>) -> Result<Response<T>, Status> {

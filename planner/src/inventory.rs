@@ -104,6 +104,12 @@ impl Inventory {
             .collect()
     }
 
+    /// Returns what a host last said, if it said anything since this planner started.
+    #[must_use]
+    pub fn heard(&self, host: &HostId) -> Option<KnownHost> {
+        self.locked().get(host)?.heard.clone()
+    }
+
     /// Returns what operators say of a host.
     #[must_use]
     pub fn settings(&self, host: &HostId) -> HostSettings {
@@ -298,8 +304,19 @@ fn unusable(report: &HostReport) -> Option<String> {
     if report.agent_instance.is_empty() {
         return Some("agent_instance is empty".to_owned());
     }
-    if report.name.len() > 255 {
-        return Some("name is longer than 255 bytes".to_owned());
+    for (field, text) in [
+        ("name", &report.name),
+        ("agent_address", &report.agent_address),
+        ("agent_instance", &report.agent_instance),
+        ("agent_version", &report.agent_version),
+        ("boot_id", &report.boot_id),
+    ] {
+        if text.len() > 255 {
+            return Some(format!("{field} is longer than 255 bytes"));
+        }
+        if text.chars().any(char::is_control) {
+            return Some(format!("{field} has control characters"));
+        }
     }
     if report.vms.len() > VMS_MAX {
         return Some(format!(

@@ -24,6 +24,7 @@ pub mod inventory;
 pub mod live;
 pub mod metrics;
 pub mod planner;
+mod queue;
 pub mod reconciler;
 pub mod rest;
 pub mod server;

@@ -46,6 +46,8 @@ pub struct Planner {
     pub owner: String,
     /// Wakes the reconciler.
     pub wake: Notify,
+    /// Wakes the queue: there may be room.
+    pub room: Notify,
     /// Whether a migration waits in the queue, as the reconciler last saw it.
     pub queue_waits: AtomicBool,
     drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
@@ -70,6 +72,7 @@ impl Planner {
             live: Live::default(),
             owner: Uuid::new_v4().to_string(),
             wake: Notify::new(),
+            room: Notify::new(),
             queue_waits: AtomicBool::new(false),
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,

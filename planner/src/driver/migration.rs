@@ -477,14 +477,19 @@ impl<'a> Run<'a> {
             }
             _ => {}
         }
-        let passes = matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable");
+        let passes = passes(detail);
+        let had_no_effect = had_no_effect(detail);
         let beginning = matches!(effect, Effect::ArmReceiver | Effect::StartTransfer { .. });
         if beginning && !passes && self.row.migration.label() == PhaseLabel::Admitted {
             info!(effect = effect.label(), error = %Chain(&error), "refused");
             let blockers = blockers(host_of(&self.row.migration, end), message, detail);
-            return self.give_back(blockers).await;
+            let outcome = self.give_back(blockers).await?;
+            return Ok(outcome.or_else(|| (!had_no_effect).then(|| self.claim_anew())));
         }
         warn!(effect = effect.label(), error = %Chain(&error), "effect refused; it is tried again");
+        if !had_no_effect {
+            return Ok(Some(self.claim_anew()));
+        }
         self.not_before = Instant::now() + self.backoff.next();
         Ok(None)
     }
@@ -492,9 +497,7 @@ impl<'a> Run<'a> {
     async fn not_described(&mut self, error: AgentError) -> Result<Option<Outcome>, StoreError> {
         self.trouble = Some(Chain(&error).to_string());
         match &error {
-            AgentError::Refused { message, detail, .. }
-                if !matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable") =>
-            {
+            AgentError::Refused { message, detail, .. } if !passes(detail) => {
                 info!(error = %Chain(&error), "source could not be described");
                 let host = Some(self.row.migration.source.clone());
                 let blockers = blockers(host, message, detail);
@@ -547,6 +550,27 @@ fn point(migration: &Migration) -> &'static str {
         | Phase::Aborted { .. }
         | Phase::Failed { .. } => migration.label().label(),
     }
+}
+
+/// Says whether a refusal passes by itself: the agent is not ready.
+fn passes(detail: &vmferry_proto::v1::ErrorDetail) -> bool {
+    matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable")
+}
+
+/// Says whether a refusal proves that the command did nothing. One that failed half-way may still
+/// land on top of what is concluded next, unless a newer claim is persisted behind it first.
+fn had_no_effect(detail: &vmferry_proto::v1::ErrorDetail) -> bool {
+    let refused_before = matches!(
+        detail.code.as_str(),
+        "unknown_vm"
+            | "invalid"
+            | "blocked"
+            | "wrong_state"
+            | "disk_in_use"
+            | "gave_up"
+            | "receiver_gone"
+    );
+    refused_before || passes(detail)
 }
 
 /// Returns an agent's no as reasons: all that it named, or else its message.

@@ -25,6 +25,10 @@ pub(super) async fn compare(
     let Some(role) = Role::from_label(&vm.role).filter(|_| believed) else {
         return Ok(known);
     };
+    // That nothing runs is said by journal and process together, or not at all.
+    if role == Role::Stopped && vm.knowledge() != Knowledge::Known {
+        return Ok(known);
+    }
     match known {
         None => adopt(store, host, (id, vm), role, now).await,
         Some(row) => follow(store, &Told { host, vm, role }, row, now).await,

@@ -105,3 +105,23 @@ async fn a_receiver_that_dies_before_the_guest_went_on_leaves_it_on_the_source()
     // There and back: two changes of owner.
     assert_eq!((after.host.as_str(), after.generation), ("a", 3));
 }
+
+#[tokio::test]
+async fn a_command_that_failed_half_way_is_made_sure_of() {
+    for nth in 0..COMMANDS {
+        let bench = Bench::new(&["a", "b"]).await;
+        let vm = bench.start("web1", 1, "a").await;
+        bench.world.fall_silent_at(nth, Silence::Failing);
+        let asked = bench.migrate("web1", "b").await;
+        if nth < 2 {
+            // Before the guest was touched, a failure is an answer.
+            let ended = bench.ended(&asked.id).await;
+            assert_eq!((ended.phase.as_str(), ended.state.as_str()), ("aborted", "failed"));
+            assert!(ended.error.contains("the monitor was silent"), "{}", ended.error);
+            assert_eq!(bench.world.running(&vm.id), ["a"]);
+            assert!(bench.planner.store().reservations().await.unwrap().is_empty());
+        } else {
+            at_the_end(&bench, &asked.id, &vm.id).await;
+        }
+    }
+}

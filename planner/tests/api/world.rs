@@ -25,6 +25,8 @@ pub(crate) enum Silence {
     Before,
     /// After it was carried out, before it is answered.
     After,
+    /// Not at all: it is carried out, and answered with a failure.
+    Failing,
 }
 
 /// How far a transfer goes by itself.
@@ -511,11 +513,14 @@ impl World {
                 return Err(unreachable(host));
             }
             let reply = state.carry_out(host, fence, action);
-            if silence == Some(Silence::After) {
-                state.hosts.get_mut(host).unwrap().silent = true;
-                return Err(unreachable(host));
+            match silence {
+                Some(Silence::After) => {
+                    state.hosts.get_mut(host).unwrap().silent = true;
+                    Err(unreachable(host))
+                }
+                Some(Silence::Failing) => Err(refused(host, "internal", "the monitor was silent")),
+                Some(Silence::Before) | None => reply,
             }
-            reply
         })
     }
 }
