@@ -1,6 +1,6 @@
 //! QEMU processes: started, found again, judged, and ended with proof.
 //!
-//! [`launch`] starts a shim, which starts QEMU. [`adopt`] finds both again
+//! [`launch()`] starts a shim, which starts QEMU. [`adopt()`] finds both again
 //! after a restart of the agent. [`kill_and_prove_gone`] ends a process and
 //! says how that is known. All three work on a [`ProcessDir`], which belongs
 //! to one process for ever.
@@ -90,7 +90,7 @@ impl QemuProcess {
     }
 
     /// Returns its monitor. Once that is [`Monitor::closed`] the process is
-    /// either gone or silent: [`adopt`] it again to know.
+    /// either gone or silent: [`adopt()`] it again to know.
     #[must_use]
     pub fn monitor(&self) -> &Monitor {
         &self.monitor

@@ -71,7 +71,7 @@ pub async fn adopt(dir: &ProcessDir) -> Adopted {
     adopt_within(dir, CONNECT_DEADLINE).await
 }
 
-/// As [`adopt`], with a bound of one's own for the monitor's greeting.
+/// As [`adopt()`], with a bound of one's own for the monitor's greeting.
 pub async fn adopt_within(dir: &ProcessDir, deadline: Duration) -> Adopted {
     let identity = match judge_settled(dir, Instant::now() + deadline).await {
         Ok(Judgement::Alive(identity)) => identity,

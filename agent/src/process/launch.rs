@@ -202,7 +202,7 @@ pub enum LaunchError {
 /// Two monitors and a pid file are added to `argv`; it must bring neither.
 /// The directory is created, and serves this one process for ever. Before
 /// anything is started the launch is on the disk, so that a crash at any
-/// point leaves something for [`adopt`](super::adopt()) to find.
+/// point leaves something for [`adopt()`](super::adopt()) to find.
 ///
 /// # Errors
 ///
