@@ -289,12 +289,6 @@ impl Agent {
         })
     }
 
-    /// Says whether the VM's record cannot be read.
-    pub(crate) fn vm_is_broken(&self, vm: &str) -> bool {
-        let handle = vm.parse().ok().and_then(|vm| self.vm(vm));
-        handle.is_some_and(|handle| handle.unreadable_vm())
-    }
-
     /// Returns a QEMU process with the VM's UUID that is not ours.
     pub(crate) fn stranger_of(&self, vm: VmId) -> Option<String> {
         let strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);

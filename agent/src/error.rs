@@ -156,7 +156,6 @@ impl From<CommandError> for Status {
             | CommandError::ReceiverGone(_)
             | CommandError::Failed { .. } => {}
         }
-        let detail = prost::Message::encode_to_vec(&detail);
-        Self::with_details(code, message, detail.into())
+        vmferry_proto::refusal::status(code, &message, detail)
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         trouble: sight.trouble.clone(),
         stopped_at_us: sight.stopped_at_us,
         resumed_at_us: sight.resumed_at_us,
-        still_ms: sight.still.value(),
+        still_ms: still_ms(record, sight),
         disks_active: sight.disks == Disks::Active && sight.running(),
     }
 }
@@ -99,6 +99,16 @@ pub(crate) fn role(record: &VmRecord, sight: &Sight) -> Role {
     }
 }
 
+/// Returns how long the guest has stood still for its move.
+fn still_ms(record: &VmRecord, sight: &Sight) -> u64 {
+    let stands = record.outgoing().is_some() && !sight.running() && sight.gone.is_none();
+    if stands && sight.stopped_at_us != 0 {
+        clock::monotonic_us().saturating_sub(sight.stopped_at_us) / 1000
+    } else {
+        sight.still.value()
+    }
+}
+
 fn run_state(sight: &Sight) -> String {
     match (&sight.gone, &sight.run_state) {
         (None, Some(state)) => state.label().to_owned(),
@@ -107,7 +117,8 @@ fn run_state(sight: &Sight) -> String {
 }
 
 fn order(record: &VmRecord) -> (bool, bool, String) {
-    match record.outgoing().map(|outgoing| &outgoing.order) {
+    let sent = record.outgoing().or_else(|| record.unsettled_order());
+    match sent.map(|sent| &sent.order) {
         None | Some(Order::Open) => (false, false, String::new()),
         Some(Order::Handed) => (true, false, String::new()),
         Some(Order::GaveUp { cause }) => (false, true, cause.clone()),

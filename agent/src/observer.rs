@@ -230,11 +230,11 @@ impl<'a> Observer<'a> {
             EventView::Migration(status) => {
                 tracing::debug!(vm_id = %self.shared.id, status = status.label(), "migration event");
                 self.shared.sight.send_modify(|sight| sight.migrate.status = Some(status));
-                Some(Ask::AllAnew)
+                Some(Ask::Figures)
             }
             EventView::Stop => {
                 self.shared.sight.send_modify(|sight| sight.stopped_at_us = now_us);
-                Some(Ask::AllAnew)
+                Some(Ask::Figures)
             }
             EventView::Resume => {
                 self.shared.sight.send_modify(|sight| {

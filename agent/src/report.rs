@@ -290,11 +290,10 @@ async fn take_up(agent: &Arc<Agent>, reply: v1::ReportReply) -> Reached {
         tracing::warn!(reason = reply.refused, "planner will not have this host");
         return Reached::Refused;
     }
-    let own = agent.config.host_id.as_str();
+    // Those of other hosts as well: an old command for one of them may still be under way to here.
     let generations = reply
         .generations
         .into_iter()
-        .filter(|owned| owned.host_id == own || agent.vm_is_broken(&owned.vm_id))
         .filter_map(|owned| {
             let vm = owned.vm_id.parse().ok()?;
             Some((vm, Generation::from_stored(owned.generation), Claim::from_stored(owned.claim)))

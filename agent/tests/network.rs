@@ -52,6 +52,14 @@ async fn start_and_stop(dir: &Path) {
     let agent = Agent::start(config(dir), launcher, shutdown.clone()).await.unwrap();
     let address = agent::serve(&agent).await.unwrap();
     let mut client = AgentClient::connect(format!("http://{address}")).await.unwrap();
+    let claim = v1::ClaimRequest {
+        vm_id: VM.to_owned(),
+        migration_id: VM.to_owned(),
+        generation: 1,
+        claim: 1,
+        hold_limit_ms: 0,
+    };
+    client.claim(claim).await.unwrap();
     let nic = "[[nic]]\nmac = '52:54:00:00:00:01'\nbridge = 'br0'\nmtu = 1400\n";
     let definition = format!(
         "name = 'x'\nuuid = '{VM}'\nmachine = 'pc'\naccel = 'tcg'\nmemory = '64MiB'\n{nic}"

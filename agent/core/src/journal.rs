@@ -361,6 +361,18 @@ impl VmRecord {
         }
     }
 
+    /// Returns the order of any migration that is not settled: while there is one, the guest may be
+    /// elsewhere, whoever commands now.
+    #[must_use]
+    pub fn unsettled_order(&self) -> Option<&Outgoing> {
+        match &self.part {
+            Part::Running { outgoing, .. } => {
+                outgoing.as_ref().filter(|sent| sent.order == Order::Handed)
+            }
+            Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => None,
+        }
+    }
+
     /// Returns what a receiver waits for.
     #[must_use]
     pub const fn incoming(&self) -> Option<&Incoming> {
@@ -565,5 +577,6 @@ mod tests {
         });
         record.part = Part::Running { defined, process, outgoing };
         assert_eq!(record.outgoing(), None);
+        assert!(record.unsettled_order().is_some(), "whoever commands now, it was handed over");
     }
 }

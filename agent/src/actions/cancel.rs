@@ -24,6 +24,12 @@ pub(super) async fn run(
     cancel: v1::CancelTransfer,
 ) -> Result<Outcome, CommandError> {
     let cause = if cancel.cause.is_empty() { "cancelled".to_owned() } else { cancel.cause };
+    let other = lane.record.unsettled_order().map(|sent| sent.migration);
+    if other.is_some_and(|other| other != fence.migration) {
+        return Err(CommandError::wrong_state(
+            "the guest was handed over by an earlier migration, and that is not settled",
+        ));
+    }
     let Part::Running { outgoing, .. } = &mut lane.record.part else {
         return Err(CommandError::wrong_state("the VM does not run here"));
     };

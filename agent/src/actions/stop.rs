@@ -25,6 +25,12 @@ pub(super) async fn run(lane: &mut Lane, stop: &v1::StopVm) -> Result<Outcome, C
         }
         Part::Running { defined, .. } => defined.clone(),
     };
+    let lives = lane.shared.sight.borrow().gone.is_none();
+    if lives && lane.record.unsettled_order().is_some() {
+        return Err(CommandError::wrong_state(
+            "the guest was handed over, and that is not settled: it may be elsewhere",
+        ));
+    }
     if lane.shared.sight.borrow().busy() {
         return Err(CommandError::wrong_state("the VM is being migrated; cancel that first"));
     }

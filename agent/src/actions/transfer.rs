@@ -36,6 +36,12 @@ pub(super) async fn run(
             fence.generation
         )));
     }
+    let current = lane.record.fence.migration;
+    if lane.record.unsettled_order().is_some_and(|sent| Some(sent.migration) != current) {
+        return Err(CommandError::wrong_state(
+            "the guest was handed over by an earlier migration, and that is not settled",
+        ));
+    }
     let process = lane.process()?;
     if let Some(sent) = lane.record.outgoing() {
         match &sent.order {

@@ -193,3 +193,22 @@ async fn a_receiver_that_is_built_otherwise_is_refused_with_every_difference() {
     assert_eq!(world.b.launches(), 0);
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_was_handed_over_stays_so_for_whoever_commands_next() {
+    let mut world = World::new().await;
+    world.up_to_the_switchover().await;
+    world.order().await.unwrap();
+    world.wait_complete().await;
+    world.admit(&[Side::A, Side::B]).await;
+    assert!(world.observe(Side::A).await.handed);
+    let quit = Action::StopVm(v1::StopVm { how: v1::StopHow::Quit.into(), deadline_ms: 0 });
+    let listener = v1::Listener { address: "127.0.0.1".to_owned(), port: 1 };
+    let transfer = v1::StartTransfer { listener: Some(listener), policy: None };
+    for action in [quit, cancel(), Action::StartTransfer(transfer), resume(None)] {
+        let refused = world.execute(Side::A, action).await.unwrap_err();
+        assert_eq!(code(&refused).1, "wrong_state");
+    }
+    assert!(world.observe(Side::A).await.handed);
+    world.end().await;
+}
