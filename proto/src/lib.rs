@@ -3,6 +3,8 @@
 //! Everything in [`v1`] is generated from `v1/*.proto`. Messages also serialise to JSON under
 //! their proto names: that is the REST API's body and the CLI's `-o json`.
 
+pub mod refusal;
+
 /// Generated messages, clients and servers.
 pub mod v1 {
     #![expect(
