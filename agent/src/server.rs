@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use vmferry_agent_core::definition::Definition;
-use vmferry_agent_core::fence;
+use vmferry_agent_core::fence::{self, ClaimDecision, FenceState};
 use vmferry_proto::v1;
 use vmferry_proto::v1::agent_server::{Agent as AgentService, AgentServer};
 use vmferry_types::{Claim, Generation, VmId};
@@ -69,6 +69,19 @@ impl Service {
         self.agent.vm(vm).ok_or(CommandError::UnknownVm)
     }
 
+    /// Returns the VM that a claim is for. One that was never heard of is taken up for a claim
+    /// that it will take, and for nothing else: each has a task of its own from then on.
+    fn claimed(&self, vm: VmId, claim: &ClaimCommand) -> Result<crate::vm::VmHandle, CommandError> {
+        if let Some(known) = self.agent.vm(vm) {
+            return Ok(known);
+        }
+        let nothing = FenceState::default();
+        match nothing.decide_claim(claim.migration, claim.generation, claim.claim) {
+            ClaimDecision::Refuse(refusal) => Err(CommandError::Fence(refusal)),
+            ClaimDecision::Take | ClaimDecision::Held => Ok(self.agent.vm_or_new(vm)),
+        }
+    }
+
     /// Notes that a driver is heard, if it is the current one.
     fn hear(&self, request: &v1::ObserveRequest) -> Result<VmId, CommandError> {
         let vm = wire::vm_id(&request.vm_id, "vm_id")?;
@@ -102,7 +115,7 @@ impl AgentService for Service {
             claim: Claim::from_stored(request.claim),
             hold_limit_ms: request.hold_limit_ms,
         };
-        let observation = self.agent.vm_or_new(vm).claim(claim).await?;
+        let observation = self.claimed(vm, &claim)?.claim(claim).await?;
         Ok(Response::new(observation))
     }
 
@@ -115,7 +128,8 @@ impl AgentService for Service {
         let digest = fence::digest(&prost::Message::encode_to_vec(&request));
         let action = request.action.ok_or_else(|| CommandError::invalid("action", "is missing"))?;
         let command = Command { fence, digest, action };
-        let reply = self.agent.vm_or_new(fence.vm).execute(command).await?;
+        // Whoever commands a VM has claimed it before.
+        let reply = self.known(fence.vm)?.execute(command).await?;
         Ok(Response::new(reply))
     }
 
