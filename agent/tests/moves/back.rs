@@ -3,7 +3,7 @@
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
 
-use crate::world::{Side, World, code, kill};
+use crate::world::{Side, World, code, freeze, kill};
 
 fn cancel() -> Action {
     Action::CancelTransfer(v1::CancelTransfer { cause: "asked".to_owned() })
@@ -210,5 +210,31 @@ async fn a_guest_that_was_handed_over_stays_so_for_whoever_commands_next() {
         assert_eq!(code(&refused).1, "wrong_state");
     }
     assert!(world.observe(Side::A).await.handed);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_that_hangs_after_the_order_is_ended_and_the_guest_goes_on_at_its_source() {
+    let mut world = World::new().await.with_disk();
+    world.up_to_the_switchover().await;
+    freeze(world.observe(Side::B).await.qemu.unwrap().pid);
+    world.order().await.unwrap();
+    let seen = world.observe(Side::A).await;
+    assert!(seen.handed && !seen.transfer.unwrap().complete);
+    let gone = world.execute(Side::B, destroy()).await.unwrap().gone;
+    let seen = world.execute(Side::A, resume(gone)).await.unwrap().observation.unwrap();
+    assert_eq!((seen.run_state.as_str(), seen.gave_up), ("running", true));
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_that_hangs_before_the_order_holds_nothing_up() {
+    let mut world = World::new().await;
+    world.up_to_the_switchover().await;
+    freeze(world.observe(Side::B).await.qemu.unwrap().pid);
+    let seen = world.execute(Side::A, cancel()).await.unwrap().observation.unwrap();
+    assert_eq!(seen.run_state, "running");
+    let gone = world.execute(Side::B, destroy()).await.unwrap().gone.unwrap();
+    assert_eq!(gone.ended, "was ended by signal 9");
     world.end().await;
 }

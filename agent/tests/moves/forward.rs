@@ -3,7 +3,7 @@
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
 
-use crate::world::{Side, World, code};
+use crate::world::{Side, World, code, freeze};
 
 pub(crate) fn continue_destination() -> Action {
     Action::ContinueDestination(v1::ContinueDestination {})
@@ -162,5 +162,24 @@ async fn a_guest_moves_there_and_back() {
     let seen = world.execute(Side::B, continue_destination()).await.unwrap().observation.unwrap();
     assert_eq!((seen.host_id.as_str(), seen.run_state.as_str()), ("a", "running"));
     world.execute(Side::A, release_source()).await.unwrap();
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_hangs_after_its_end_is_killed_by_decision_even_by_a_new_agent() {
+    let mut world = World::new().await;
+    world.up_to_the_switchover().await;
+    world.order().await.unwrap();
+    world.wait_complete().await;
+    freeze(world.observe(Side::A).await.qemu.unwrap().pid);
+    world.a.restart().await;
+    let silent = |seen: &v1::VmObservation| seen.knowledge() == v1::Knowledge::Unresponsive;
+    let seen = world.wait(Side::A, "the silence", silent).await;
+    assert!(seen.qemu.unwrap().alive && seen.gone.is_none(), "silent is not gone");
+    let kill = Action::KillSource(v1::KillSource { cause: "forward".to_owned() });
+    let gone = world.execute(Side::A, kill).await.unwrap().gone.unwrap();
+    assert_eq!(gone.ended, "was ended by signal 9");
+    world.generation = 2;
+    world.execute(Side::B, continue_destination()).await.unwrap();
     world.end().await;
 }

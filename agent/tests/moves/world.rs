@@ -308,6 +308,12 @@ pub(crate) fn kill(pid: u32) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
+/// Makes a process hang, as one does whose storage is gone.
+pub(crate) fn freeze(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+}
+
 /// Returns the stable code of an error.
 pub(crate) fn code(status: &Status) -> (Code, String) {
     let detail: v1::ErrorDetail = prost::Message::decode(status.details()).unwrap();
