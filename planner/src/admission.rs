@@ -50,8 +50,8 @@ pub async fn destination(
     source: &HostId,
     asked: Option<&HostId>,
 ) -> Result<Found, StoreError> {
-    let description = match describe(planner, vm.id, source).await {
-        Ok(description) => description,
+    let (description, own) = match describe(planner, vm.id, source).await {
+        Ok(described) => described,
         Err(blockers) => return Ok(Found::Never { blockers }),
     };
     let fleet = fleet(planner).await?;
@@ -62,7 +62,20 @@ pub async fn destination(
         destination: asked.cloned(),
         needs: needs_of_running(planner, vm, source, &description),
     };
-    Ok(choose(planner, fleet, &request, &description).await)
+    if own.is_empty() {
+        return Ok(choose(planner, fleet, &request, &description).await);
+    }
+    // It moves nowhere; a caller who named a host is told what is in the way there as well.
+    let mut blockers = own;
+    if asked.is_some() {
+        match choose(planner, fleet, &request, &description).await {
+            Found::Destination(_) => {}
+            Found::Wait { blockers: there, .. } | Found::Never { blockers: there } => {
+                blockers.extend(there);
+            }
+        }
+    }
+    Ok(Found::Never { blockers: deduplicated(blockers) })
 }
 
 /// Asks placement, and then the chosen host itself, until one of them agrees to take it.
@@ -218,11 +231,12 @@ fn room(fleet: &Fleet, request: &Request, destination: &HostId) -> Room {
     })
 }
 
+/// Returns how the VM really is, and why it cannot move live from there.
 async fn describe(
     planner: &Planner,
     vm: VmId,
     source: &HostId,
-) -> Result<SourceDescription, Vec<Blocker>> {
+) -> Result<(SourceDescription, Vec<Blocker>), Vec<Blocker>> {
     let description = planner
         .parts
         .agents
@@ -231,15 +245,15 @@ async fn describe(
         .map_err(|error| told(source, &error))?;
     let mut blockers: Vec<Blocker> =
         description.blockers.iter().map(|message| blocker(message, None)).collect();
-    if description.run_state == "paused" {
+    let named = blockers.iter().any(|blocker| blocker.code == "guest_paused");
+    if description.run_state == "paused" && !named {
         blockers.push(Blocker {
             code: "guest_paused".to_owned(),
             message: "the guest is paused: continue it first".to_owned(),
             host: None,
         });
     }
-    let blockers = deduplicated(blockers);
-    if blockers.is_empty() { Ok(description) } else { Err(blockers) }
+    Ok((description, deduplicated(blockers)))
 }
 
 async fn check(planner: &Planner, host: &HostId, description: &SourceDescription) -> Vec<Blocker> {

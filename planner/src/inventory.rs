@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::{info, warn};
-use vmferry_planner_core::fleet::Report;
+use vmferry_planner_core::fleet::{Demand, Report, VmUse};
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
-use vmferry_types::{HostId, Timestamp, VmId};
+use vmferry_types::{Bytes, HostId, Role, Timestamp, VmId};
 
 pub use fleet::{held, snapshot};
 
@@ -42,6 +42,8 @@ struct Entry {
     row: Option<HostRow>,
     heard: Option<KnownHost>,
     superseded: VecDeque<String>,
+    /// VMs that came to be here since the last report.
+    arrived: BTreeMap<VmId, VmUse>,
 }
 
 /// All hosts, as they introduced themselves and as they were last heard.
@@ -128,6 +130,26 @@ impl Inventory {
                 .map(|(id, _)| id)
         };
         by_id.or_else(by_name).cloned()
+    }
+
+    /// Counts a VM on a host that may not have reported it yet.
+    ///
+    /// Call it before the reservation is closed that held its place: a report takes a second to
+    /// come, and until then nothing else would say that the place is taken. The next report is
+    /// believed to be older still if it does not name the VM; the one after it is not.
+    pub fn note_arrival(&self, host: &HostId, vm: VmId, demand: Demand) {
+        let arrived = VmUse {
+            role: Role::Running,
+            configured: demand.memory,
+            observed: Bytes::ZERO,
+            cpu: demand.cpu,
+        };
+        let mut entries = self.locked();
+        let Some(entry) = entries.get_mut(host) else { return };
+        entry.arrived.insert(vm, arrived);
+        if let Some(heard) = &mut entry.heard {
+            count_too(Arc::make_mut(&mut heard.read), &entry.arrived);
+        }
     }
 
     /// Returns what each host last said of each VM, for those who ask about many.
@@ -285,8 +307,22 @@ impl Inventory {
                 entry.superseded.pop_front();
             }
         }
-        entry.heard =
-            Some(KnownHost { read: Arc::new(fleet::read(&report, now)), report, at: now });
+        let mut read = fleet::read(&report, now);
+        count_too(&mut read, &std::mem::take(&mut entry.arrived));
+        entry.heard = Some(KnownHost { read: Arc::new(read), report, at: now });
+    }
+}
+
+/// Adds VMs to a report that does not name them as running.
+fn count_too(report: &mut Report, arrived: &BTreeMap<VmId, VmUse>) {
+    let Some(vms) = &mut report.vms else { return };
+    for (vm, there) in arrived {
+        match vms.get(vm).map(|said| said.role) {
+            Some(Role::Running | Role::Held) => {}
+            Some(Role::Absent | Role::Receiver | Role::Stopped) | None => {
+                vms.insert(*vm, *there);
+            }
+        }
     }
 }
 

@@ -10,11 +10,12 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use vmferry_planner_core::evidence::{self, Sides, Times};
+use vmferry_planner_core::fleet::Demand;
 use vmferry_planner_core::migration::{
     Blocker, Effect, Event, Migration, Phase, Refusal, Side as End, Switchover,
 };
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
-use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Step, Timestamp};
+use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, Timestamp};
 
 use super::Backoff;
 use super::command::{Command, command, host_of, listener};
@@ -316,6 +317,7 @@ impl<'a> Run<'a> {
             self.planner.parts.faults.pass("before_commit", name).await;
         }
         let phase_before = self.row.migration.label();
+        self.count_arrival(&entries);
         match self.planner.store().commit(&self.row, &entries, &notes, clock::now_us()).await? {
             Commit::Raced => self.reread().await,
             Commit::Done(row) => {
@@ -329,6 +331,19 @@ impl<'a> Run<'a> {
                 self.planner.live.ring(self.row.migration.id);
                 Ok(Applied::Moved)
             }
+        }
+    }
+
+    /// A VM that has arrived is counted where it is, before its reservation there is closed.
+    fn count_arrival(&self, entries: &[vmferry_planner_core::migration::Entry]) {
+        if let Some(Phase::Done { destination, .. }) =
+            entries.last().map(|entry| &entry.after.phase)
+        {
+            let notes = &self.row.notes;
+            let demand =
+                Demand { memory: Bytes(notes.memory_bytes), cpu: MilliCpu(notes.cpu_milli) };
+            let inventory = &self.planner.parts.inventory;
+            inventory.note_arrival(destination, self.row.migration.vm, demand);
         }
     }
 

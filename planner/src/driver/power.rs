@@ -18,6 +18,7 @@ use vmferry_types::{Claim, MigrationId, PowerState, Role, Step};
 
 use super::Backoff;
 use super::side::{Side, SideView};
+use crate::admission;
 use crate::agents::{AgentError, Answer};
 use crate::clock;
 use crate::planner::Planner;
@@ -340,6 +341,12 @@ fn gone_from_store(action: &PowerAction) -> Ends {
 }
 
 async fn finish(planner: &Planner, action: &PowerAction, end: Ends) -> Result<Outcome, StoreError> {
+    if end.power == PowerState::Running
+        && let Some(vm) = planner.store().vm(action.vm).await?
+    {
+        let demand = admission::demand_on(planner, &vm);
+        planner.parts.inventory.note_arrival(&action.host, action.vm, demand);
+    }
     match planner.store().end_power(action, &end, clock::now_us()).await? {
         Commit::Done(()) => {
             info!(

@@ -187,3 +187,23 @@ async fn a_watcher_sees_the_first_and_the_last_phase() {
     assert_eq!(seen.last().unwrap().phase, "aborted");
     assert!(seen.is_sorted_by_key(|migration| migration.seq));
 }
+
+#[tokio::test]
+async fn what_keeps_the_vm_and_what_keeps_the_host_are_told_together() {
+    let bench = Bench::new(&["a", "b"]).await;
+    bench.start("web1", 1, "a").await;
+    bench.world.block_source("disk_not_shared", "disk0 is local");
+    bench.world.block("b", "missing_bridge", "no bridge br0");
+    let asked = |target: &str| v1::MigrateVmRequest {
+        vm_name: "web1".to_owned(),
+        target_host: target.to_owned(),
+        ..v1::MigrateVmRequest::default()
+    };
+    for (target, expected) in
+        [("b", &["disk_not_shared", "missing_bridge"][..]), ("", &["disk_not_shared"][..])]
+    {
+        let error = bench.planner.migrate_vm(asked(target)).await.unwrap_err();
+        let codes: Vec<&str> = error.blockers().iter().map(|of| of.code.as_str()).collect();
+        assert_eq!(codes, expected);
+    }
+}

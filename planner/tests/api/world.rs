@@ -76,6 +76,7 @@ struct State {
     clock_us: u64,
     sequence: u64,
     pids: u32,
+    source_blockers: Vec<Blocker>,
     commands: Vec<(HostId, &'static str)>,
     fall_silent_at: Option<(usize, Silence)>,
 }
@@ -106,6 +107,7 @@ impl World {
             clock_us: 1,
             sequence: 0,
             pids: 100,
+            source_blockers: Vec::new(),
             commands: Vec::new(),
             fall_silent_at: None,
         };
@@ -137,6 +139,13 @@ impl World {
             host_id: host.to_owned(),
         };
         self.with(|state| state.host(host).blockers.push(blocker));
+    }
+
+    /// Keeps every VM from moving live.
+    pub(crate) fn block_source(&self, code: &str, message: &str) {
+        let (code, message) = (code.to_owned(), message.to_owned());
+        let blocker = Blocker { code, message, host_id: String::new() };
+        self.with(|state| state.source_blockers.push(blocker));
     }
 
     pub(crate) fn memory(&self, host: &str, bytes: u64) {
@@ -626,6 +635,7 @@ impl Agents for World {
                     resolved_machine: "pc-q35-10.0".to_owned(),
                     accelerator: "kvm".to_owned(),
                     run_state: known.run_state.clone(),
+                    blockers: state.source_blockers.clone(),
                     ..SourceDescription::default()
                 })
             })
