@@ -1,4 +1,4 @@
-//! What must hold at every moment, and what must hold once all is calm (DESIGN §7).
+//! What must hold at every moment, and what must hold once all is calm.
 
 use std::collections::BTreeMap;
 

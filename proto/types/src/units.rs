@@ -79,7 +79,7 @@ impl Percent {
         self.0
     }
 
-    /// Returns `ceil(total × percent / 100)` (the reserve of DESIGN §4, "Capacity").
+    /// Returns `ceil(total × percent / 100)` (how a reserve is counted).
     #[must_use]
     pub fn of_rounded_up(self, total: u64) -> u64 {
         let exact = u128::from(total) * u128::from(self.0);
