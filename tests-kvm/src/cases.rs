@@ -16,6 +16,7 @@ pub mod crash;
 pub mod death;
 pub mod fence;
 pub mod hold;
+pub mod hostile;
 pub mod memory;
 pub mod moves;
 pub mod network;
@@ -124,6 +125,7 @@ pub fn all() -> Vec<Case> {
         hold::cases(),
         partition::cases(),
         surface::cases(),
+        hostile::cases(),
         memory::cases(),
     ];
     groups.into_iter().flatten().collect()

@@ -15,6 +15,7 @@ pub mod demo;
 pub mod disk;
 pub mod faults;
 pub mod guest;
+pub mod hostile;
 pub mod lab;
 pub mod monitor;
 pub mod pinger;

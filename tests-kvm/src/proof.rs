@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -57,6 +58,58 @@ fn uuid_of(pid: i32) -> Option<String> {
     }
     let at = arguments.iter().position(|argument| *argument == "-uuid")?;
     arguments.get(at + 1).map(|uuid| (*uuid).to_owned())
+}
+
+/// Returns where a process listens for TCP.
+///
+/// # Errors
+///
+/// Fails if the process is gone.
+pub fn listening_sockets(pid: i32) -> Result<Vec<SocketAddr>> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))
+        .with_context(|| format!("list the descriptors of {pid}"))?;
+    let own: BTreeSet<String> = descriptors
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter_map(|link| {
+            let text = link.to_str()?.strip_prefix("socket:[")?;
+            Some(text.strip_suffix(']')?.to_owned())
+        })
+        .collect();
+    let mut found = Vec::new();
+    for table in ["tcp", "tcp6"] {
+        let path = format!("/proc/{pid}/net/{table}");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        found.extend(listening(&text, &own));
+    }
+    Ok(found)
+}
+
+/// Reads the listening sockets with these inodes out of the text of `/proc/net/tcp`.
+fn listening(text: &str, inodes: &BTreeSet<String>) -> Vec<SocketAddr> {
+    const LISTENING: &str = "0A";
+    let rows = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|fields| fields.get(3) == Some(&LISTENING))
+        .filter(|fields| fields.get(9).is_some_and(|inode| inodes.contains(*inode)))
+        .filter_map(|fields| socket(fields.get(1)?))
+        .collect()
+}
+
+/// Reads an address as the kernel prints it: words in the machine's order, then the port.
+fn socket(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let word = |at: usize| {
+        let word = u32::from_str_radix(address.get(at * 8..at * 8 + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let ip = if address.len() == 8 {
+        IpAddr::from(word(0)?)
+    } else {
+        let octets: Vec<u8> = [word(0)?, word(1)?, word(2)?, word(3)?].concat();
+        IpAddr::from(<[u8; 16]>::try_from(octets).ok()?)
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 /// Waits until exactly these VMs have exactly one QEMU process each, where they should.
@@ -139,4 +192,21 @@ fn command_line(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&line).replace('\0', " ");
     text.chars().take(120).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listening_sockets_are_those_of_one_process() {
+        let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+                    0: 01004D0A:C000 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 77 1\n\
+                    1: 0100007F:C001 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 78 1\n\
+                    2: 01004D0A:C002 02004D0A:0001 01 00000000:00000000 00:00000000 00000000 0 0 77 1\n";
+        let own = BTreeSet::from(["77".to_owned()]);
+        assert_eq!(listening(text, &own), ["10.77.0.1:49152".parse().unwrap()]);
+        let any = socket("00000000000000000000000000000000:0016").unwrap();
+        assert_eq!(any, "[::]:22".parse().unwrap());
+    }
 }
