@@ -154,14 +154,16 @@ fn settled(action: &PowerAction, observation: &VmObservation) -> Option<Ends> {
             gone: None,
             resolved_machine: String::new(),
         }),
-        PowerKind::Stop if nothing_runs(observation) => Some(Ends {
+        // That its agent does not know the VM is no proof: a journal that was lost knows nothing
+        // either. The agent is told to stop it, and then looks whether anything of it runs.
+        PowerKind::Stop => stopped(observation).map(|gone| Ends {
             phase: PowerPhase::Done,
             power: PowerState::Stopped,
             error: String::new(),
-            gone: observation.gone.clone(),
+            gone: Some(gone),
             resolved_machine: String::new(),
         }),
-        PowerKind::Start | PowerKind::Stop => None,
+        PowerKind::Start => None,
     }
 }
 
@@ -326,6 +328,8 @@ async fn as_before(planner: &Planner, action: &PowerAction, text: String) -> Opt
         PowerKind::Stop if seen.qemu.as_ref().is_some_and(|qemu| qemu.alive) => {
             Some(failed(PowerState::Running))
         }
+        // The agent has nothing of the VM, and still will not say that nothing of it runs.
+        PowerKind::Stop if nothing_runs(&seen) => Some(failed(PowerState::Running)),
         PowerKind::Start | PowerKind::Stop => None,
     }
 }

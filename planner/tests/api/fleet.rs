@@ -109,6 +109,30 @@ async fn a_vm_stops_and_starts_again_under_its_generation() {
 }
 
 #[tokio::test]
+async fn a_vm_whose_host_forgot_it_is_not_stopped_by_that() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.lose_journal("a", &vm.id);
+    let stop = v1::StopVmRequest {
+        vm: vm.id.clone(),
+        how: "quit".to_owned(),
+        wait_ms: 10_000,
+        ..v1::StopVmRequest::default()
+    };
+    let error = bench.planner.stop_vm(stop).await.unwrap_err();
+    assert!(error.to_string().contains("the journal does not know"), "{error}");
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+    // Nor can it be started elsewhere: its guest runs.
+    let elsewhere = v1::StartVmRequest {
+        vm: "web1".to_owned(),
+        host: "b".to_owned(),
+        ..v1::StartVmRequest::default()
+    };
+    assert!(bench.planner.start_vm(elsewhere).await.is_err());
+    assert_eq!(bench.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
 async fn a_host_that_does_not_fit_is_refused_with_its_figures() {
     let bench = Bench::new(&["a"]).await;
     let asked = v1::StartVmRequest {

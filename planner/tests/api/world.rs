@@ -3,7 +3,7 @@
 //! The fake agents keep to the fence, journal what they are told before they answer, and do at once
 //! what QEMU takes a while for. After every change the world asserts that no VM runs twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
@@ -64,6 +64,8 @@ struct FakeVm {
 #[derive(Debug)]
 struct FakeHost {
     vms: BTreeMap<String, FakeVm>,
+    /// VMs whose QEMU runs here and that the journal does not know any more.
+    strangers: BTreeSet<String>,
     blockers: Vec<Blocker>,
     silent: bool,
     memory: u64,
@@ -97,6 +99,7 @@ impl World {
     pub(crate) fn new(names: &[&str]) -> Self {
         let host = || FakeHost {
             vms: BTreeMap::new(),
+            strangers: BTreeSet::new(),
             blockers: Vec::new(),
             silent: false,
             memory: 4 << 30,
@@ -175,6 +178,15 @@ impl World {
     }
 
     /// Returns the commands that were carried out, in order.
+    /// Lets an agent lose its journal while the VM's QEMU runs on.
+    pub(crate) fn lose_journal(&self, host: &str, vm: &str) {
+        self.with(|state| {
+            let host = state.host(host);
+            host.vms.remove(vm);
+            host.strangers.insert(vm.to_owned());
+        });
+    }
+
     pub(crate) fn commands(&self) -> Vec<String> {
         self.with(|state| {
             state.commands.iter().map(|(host, name)| format!("{name}@{host}")).collect()
@@ -199,7 +211,8 @@ impl State {
 
     fn running(&self, vm: &str) -> Vec<String> {
         let runs = |host: &FakeHost| {
-            host.vms.get(vm).is_some_and(|vm| vm.alive && vm.run_state == "running")
+            host.strangers.contains(vm)
+                || host.vms.get(vm).is_some_and(|vm| vm.alive && vm.run_state == "running")
         };
         self.hosts.iter().filter(|(_, host)| runs(host)).map(|(id, _)| id.to_string()).collect()
     }
@@ -332,6 +345,7 @@ impl State {
         self.pids += 1;
         let pid = self.pids;
         let mut reply = ExecuteReply::default();
+        let stranger = self.hosts[host].strangers.contains(&fence.vm_id);
         let vm = self.hosts.get_mut(host).unwrap().vms.get_mut(&fence.vm_id).unwrap();
         vm.generation = fence.generation;
         let mut arrive = None;
@@ -344,6 +358,9 @@ impl State {
                 let outline = vmferry_planner::definition::Outline::read(&start.definition);
                 vm.name = outline.unwrap().name;
                 reply.resolved_machine = "pc-q35-10.0".to_owned();
+            }
+            Action::StopVm(_) if stranger => {
+                return Err(wrong("a QEMU of this VM runs here that the journal does not know"));
             }
             Action::StopVm(_) => end(vm, "stopped"),
             Action::ArmReceiver(arm) => {
