@@ -2,7 +2,7 @@
 //!
 //! Each is idempotent: a command that was begun and never answered is carried out again, and one
 //! that comes under a higher step finds done what is done. Each writes down what it is about to do
-//! before it does it ([`Lane::persist`](crate::vm::Lane::persist)); the answer is written by the
+//! before it does it ([`Lane::persist`](crate::lane::Lane::persist)); the answer is written by the
 //! lane.
 
 use vmferry_agent_core::journal::Gone;
@@ -11,8 +11,8 @@ use vmferry_proto::v1::execute_request::Action;
 use vmferry_types::Fence;
 
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::live::{Knowledge, Sight};
-use crate::vm::Lane;
 
 mod arm;
 mod cancel;

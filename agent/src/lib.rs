@@ -21,6 +21,7 @@ mod error;
 mod faults;
 mod host;
 mod journal;
+mod lane;
 mod learning;
 mod live;
 mod metrics;

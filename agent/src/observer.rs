@@ -33,6 +33,8 @@ const BUSY_POLL: Duration = Duration::from_millis(200);
 const SETTLING_POLL: Duration = Duration::from_millis(2);
 /// How often a QEMU that does nothing is asked whether it still answers.
 const IDLE_POLL: Duration = Duration::from_secs(5);
+/// The least time over which a rate is taken: over less it says nothing.
+const RATE_SPAN: Millis = Millis(100);
 /// How long to wait before a process that could not be reached is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -316,15 +318,20 @@ impl<'a> Observer<'a> {
     fn rate(&mut self, migrate: &MigrateInfo) -> u64 {
         let now = clock::monotonic();
         let bytes = migrate.ram.as_ref().and_then(|ram| ram.transferred).unwrap_or(0);
-        let (then, before) = std::mem::replace(&mut self.crossed, (now, bytes));
-        let span = now.less(then).value().max(1);
-        bytes.saturating_sub(before).saturating_mul(1000) / span
+        let (then, before) = self.crossed;
+        let span = now.less(then);
+        if span < RATE_SPAN {
+            return self.shared.sight.borrow().rate;
+        }
+        self.crossed = (now, bytes);
+        bytes.saturating_sub(before).saturating_mul(1000) / span.value()
     }
 
     /// Watches the limits of a transfer and tells the lane what is due.
     fn mind_limits(&mut self) {
         let record = self.shared.record.borrow().clone();
-        let Some(sent) = record.outgoing() else {
+        // Of whichever admission: a guest must not stand still because another one began.
+        let Some(sent) = record.sent() else {
             self.watchdog = None;
             return;
         };

@@ -341,22 +341,30 @@ impl VmRecord {
     /// Returns the attempt to send that belongs to the current admission.
     #[must_use]
     pub fn outgoing(&self) -> Option<&Outgoing> {
-        match &self.part {
-            Part::Running { outgoing, .. } => {
-                outgoing.as_ref().filter(|sent| Some(sent.migration) == self.fence.migration)
-            }
-            Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => None,
-        }
+        self.sent().filter(|sent| Some(sent.migration) == self.fence.migration)
     }
 
     /// Returns the same, to be changed.
     #[must_use]
     pub fn outgoing_mut(&mut self) -> Option<&mut Outgoing> {
         let migration = self.fence.migration;
+        self.sent_mut().filter(|sent| Some(sent.migration) == migration)
+    }
+
+    /// Returns the last attempt to send, whichever admission it belongs to.
+    #[must_use]
+    pub const fn sent(&self) -> Option<&Outgoing> {
+        match &self.part {
+            Part::Running { outgoing, .. } => outgoing.as_ref(),
+            Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Returns the same, to be changed.
+    #[must_use]
+    pub const fn sent_mut(&mut self) -> Option<&mut Outgoing> {
         match &mut self.part {
-            Part::Running { outgoing, .. } => {
-                outgoing.as_mut().filter(|sent| Some(sent.migration) == migration)
-            }
+            Part::Running { outgoing, .. } => outgoing.as_mut(),
             Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => None,
         }
     }
@@ -365,12 +373,7 @@ impl VmRecord {
     /// elsewhere, whoever commands now.
     #[must_use]
     pub fn unsettled_order(&self) -> Option<&Outgoing> {
-        match &self.part {
-            Part::Running { outgoing, .. } => {
-                outgoing.as_ref().filter(|sent| sent.order == Order::Handed)
-            }
-            Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => None,
-        }
+        self.sent().filter(|sent| sent.order == Order::Handed)
     }
 
     /// Returns what a receiver waits for.

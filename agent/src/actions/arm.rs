@@ -8,13 +8,13 @@ use vmferry_agent_core::compare;
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::{Continued, Defined, GoneKind, Incoming, Part};
 use vmferry_proto::v1;
-use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities};
+use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters};
 use vmferry_types::Fence;
 
 use super::{Outcome, end, launch, start};
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::process::QemuProcess;
-use crate::vm::Lane;
 use crate::{check, describe};
 
 /// How many ports are tried before it is said that there is none.
@@ -156,9 +156,15 @@ async fn listen(
             .await
             .map_err(|error| CommandError::failed("set migration capabilities", &error))
     };
+    let announcements =
+        async {
+            process.monitor().execute(announcements()).await.map_err(|error| {
+                CommandError::failed("set up the announcement of the guest", &error)
+            })
+        };
     let defined = lane.record.defined().map(|defined| defined.resolved_machine.as_str());
     let shape = describe::shape(process, vm, defined.unwrap_or_default());
-    let (_, shape) = tokio::try_join!(capabilities, shape)?;
+    let (_, _, shape) = tokio::try_join!(capabilities, announcements, shape)?;
     let differences = compare::differences(&describe::shape_of(source), &shape);
     if !differences.is_empty() {
         let host_id = lane.agent.config.host_id.to_string();
@@ -173,6 +179,16 @@ async fn listen(
         return Err(CommandError::Blocked(blockers));
     }
     bind(lane, process).await
+}
+
+/// How the guest is made known to the switches once it goes on: five times within a second, since
+/// one frame may be lost.
+fn announcements() -> MigrateSetParameters {
+    MigrateSetParameters::default()
+        .with("announce-initial", 50)
+        .with("announce-max", 550)
+        .with("announce-rounds", 5)
+        .with("announce-step", 100)
 }
 
 /// Tries ports until QEMU has one. Nobody else looks whether one is free: a connection to a

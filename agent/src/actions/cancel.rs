@@ -10,8 +10,8 @@ use vmferry_types::Fence;
 
 use super::Outcome;
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::live::Sight;
-use crate::vm::Lane;
 
 /// How long QEMU may take to call a transfer back. It takes milliseconds.
 const CANCEL: Duration = Duration::from_secs(10);

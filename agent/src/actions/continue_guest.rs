@@ -10,8 +10,8 @@ use vmferry_types::Fence;
 
 use super::Outcome;
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::live::{Disks, Sight};
-use crate::vm::Lane;
 
 /// How long QEMU may take to say that the guest runs. It takes milliseconds.
 const RUNNING: Duration = Duration::from_secs(5);

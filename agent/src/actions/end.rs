@@ -6,8 +6,8 @@ use vmferry_agent_core::journal::{Continued, Ended, Gone, GoneKind, Part, Proces
 use vmferry_types::MigrationId;
 
 use crate::error::{CommandError, chain};
+use crate::lane::Lane;
 use crate::process::{ProcessDir, kill_and_prove_gone};
-use crate::vm::Lane;
 use crate::{clock, learning, network, wire};
 
 /// How long a killed process may take to go.
@@ -64,9 +64,13 @@ pub(crate) async fn clear(
     gone: &Gone,
 ) -> Result<(), CommandError> {
     let Some(written) = lane.record.process().cloned() else { return Ok(()) };
+    let told = lane.record.incoming().is_some_and(|incoming| incoming.port.is_some());
     network::remove(&written.taps).await;
     note_end(lane, gone, Part::Absent);
-    if let Some(ended) = &mut lane.record.ended {
+    if !told {
+        // Nobody was told of it, so nothing was lost: the command that began it begins it again.
+        lane.record.ended = None;
+    } else if let Some(ended) = &mut lane.record.ended {
         ended.migration = Some(migration);
     }
     lane.persist().await?;

@@ -4,7 +4,7 @@ use vmferry_agent_core::journal::Part;
 
 use super::Outcome;
 use crate::error::CommandError;
-use crate::vm::Lane;
+use crate::lane::Lane;
 
 pub(super) fn run(lane: &mut Lane) -> Result<Outcome, CommandError> {
     match &lane.record.part {

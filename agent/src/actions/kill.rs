@@ -6,7 +6,7 @@ use vmferry_types::Fence;
 
 use super::{Outcome, end};
 use crate::error::CommandError;
-use crate::vm::Lane;
+use crate::lane::Lane;
 
 pub(super) async fn run(
     lane: &mut Lane,

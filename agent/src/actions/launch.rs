@@ -9,8 +9,8 @@ use vmferry_types::Fence;
 
 use super::end;
 use crate::error::{CommandError, chain};
+use crate::lane::Lane;
 use crate::process::{self, LAUNCH_DEADLINE, LaunchError, ProcessDir, QemuProcess};
-use crate::vm::Lane;
 use crate::{disks, network};
 
 /// How long the end of a launch that failed may take.

@@ -6,8 +6,8 @@ use vmferry_qmp::command::{ContinueFrom, MigrateContinue};
 
 use super::Outcome;
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::observer::sending_of;
-use crate::vm::Lane;
 
 pub(super) async fn run(lane: &mut Lane) -> Result<Outcome, CommandError> {
     let process = lane.process()?;

@@ -5,7 +5,7 @@ use vmferry_types::Fence;
 
 use super::{Outcome, end};
 use crate::error::CommandError;
-use crate::vm::Lane;
+use crate::lane::Lane;
 
 pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, CommandError> {
     match &lane.record.part {

@@ -9,8 +9,8 @@ use vmferry_qmp::command::Cont;
 
 use super::{Outcome, cancel};
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::observer::sending_of;
-use crate::vm::Lane;
 
 /// How long QEMU may take to let the guest run.
 const RUNNING: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use vmferry_types::Fence;
 
 use super::{Outcome, end, launch};
 use crate::error::CommandError;
-use crate::vm::Lane;
+use crate::lane::Lane;
 use crate::{check, disks};
 
 /// How long a QEMU that answers may take to say that its guest runs.

@@ -8,7 +8,7 @@ use vmferry_qmp::command::{Quit, SystemPowerdown};
 
 use super::{Outcome, end};
 use crate::error::CommandError;
-use crate::vm::Lane;
+use crate::lane::Lane;
 
 /// How long QEMU may take to end in good order before it is killed: it flushes its disks.
 const QUIT: Duration = Duration::from_secs(10);

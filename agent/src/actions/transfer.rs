@@ -10,9 +10,9 @@ use vmferry_types::Fence;
 use super::Outcome;
 use crate::describe;
 use crate::error::CommandError;
+use crate::lane::Lane;
 use crate::observer::sending_of;
 use crate::process::QemuProcess;
-use crate::vm::Lane;
 
 /// What QEMU is told where no cap is wanted: 0 is not one, and its default is 128 MiB/s.
 const UNLIMITED: u64 = (1 << 63) - (1 << 20);
@@ -170,13 +170,7 @@ async fn prepare(
 
 fn parameters(policy: &v1::TransferPolicy) -> MigrateSetParameters {
     let or = |value: u64, default: u64| if value == 0 { default } else { value };
-    // The announcements begin when the guest goes on, on the destination; set here too for a
-    // guest that comes back.
     MigrateSetParameters::default()
         .with("max-bandwidth", or(policy.max_bandwidth, UNLIMITED))
         .with("downtime-limit", or(policy.downtime_limit_ms, DOWNTIME_LIMIT.value()))
-        .with("announce-initial", 50)
-        .with("announce-max", 550)
-        .with("announce-rounds", 5)
-        .with("announce-step", 100)
 }
