@@ -210,6 +210,15 @@ async fn a_killed_qemu_is_recorded_by_its_shim() {
 }
 
 #[tokio::test]
+async fn a_shim_whose_directory_was_removed_ends_with_its_qemu() {
+    let trial = Trial::new();
+    let qemu = trial.launch().await;
+    std::fs::remove_dir_all(trial.dir.path()).unwrap();
+    signal(qemu.identity().pid, Signal::SIGKILL);
+    until("the shim ends", || trial.shim_pid().is_none()).await;
+}
+
+#[tokio::test]
 async fn a_program_that_is_not_there_is_an_exit_with_its_reason() {
     let trial = Trial::new();
     let failed = trial.try_launch(&["/no/such/qemu".to_owned()]).await;

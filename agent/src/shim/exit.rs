@@ -44,6 +44,12 @@ pub(super) async fn record(state: &State, exit: Exit) {
     let record = ExitRecord { identity, exit, at_ms: now_ms(), stderr_tail };
     // A full disk passes; until then nobody is told what a crash would undo.
     while let Err(error) = state.dir.write_exit(&record) {
+        // Without its directory nobody can ever ask for the record: who removed it knew that QEMU
+        // was to be forgotten, and pid and start time still prove its absence.
+        if matches!(state.dir.path().try_exists(), Ok(false)) {
+            state.bye.notify_one();
+            break;
+        }
         note(&state.dir, &format!("cannot record the exit: {error}"));
         sleep(RETRY).await;
     }
