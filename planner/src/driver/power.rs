@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
+use vmferry_planner_core::evidence::RunState;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
     ClaimRequest, ExecuteReply, ExecuteRequest, Fence, GoneProof, Knowledge, StartVm, StopHow,
@@ -172,7 +173,23 @@ fn runs(observation: &VmObservation) -> bool {
         && Role::from_label(&observation.role) == Some(Role::Running)
         && observation.qemu.as_ref().is_some_and(|qemu| qemu.alive)
         && observation.gone.is_none()
-        && observation.run_state == "running"
+        // One whose disk failed or whose kernel gave up at once was started all the same.
+        && RunState::from_qemu(&observation.run_state).has_run()
+}
+
+/// Returns how a QEMU that was just started ended again.
+fn ended_at_once(observation: &VmObservation) -> Option<Ends> {
+    let ours = observation.knowledge() == Knowledge::Known
+        && Role::from_label(&observation.role) == Some(Role::Running);
+    let gone = observation.gone.clone().filter(|_| ours)?;
+    let error = format!("QEMU ended at once ({}): {}", gone.ended, gone.stderr_tail.trim());
+    Some(Ends {
+        phase: PowerPhase::Failed,
+        power: PowerState::Stopped,
+        error: error.trim_end_matches([' ', ':']).to_owned(),
+        gone: Some(gone),
+        resolved_machine: String::new(),
+    })
 }
 
 /// Returns the proof that the VM has no QEMU process here.
@@ -234,13 +251,17 @@ async fn request(
 /// Reads from an answer that the command did what it was for.
 fn accomplished(action: &PowerAction, reply: &ExecuteReply) -> Option<Ends> {
     match action.kind {
-        PowerKind::Start => reply.observation.as_ref().filter(|seen| runs(seen)).map(|_| Ends {
-            phase: PowerPhase::Done,
-            power: PowerState::Running,
-            error: String::new(),
-            gone: None,
-            resolved_machine: reply.resolved_machine.clone(),
-        }),
+        PowerKind::Start => match reply.observation.as_ref() {
+            Some(seen) if runs(seen) => Some(Ends {
+                phase: PowerPhase::Done,
+                power: PowerState::Running,
+                error: String::new(),
+                gone: None,
+                resolved_machine: reply.resolved_machine.clone(),
+            }),
+            Some(seen) => ended_at_once(seen),
+            None => None,
+        },
         PowerKind::Stop => {
             let seen = || reply.observation.as_ref().and_then(stopped);
             reply.gone.clone().or_else(seen).map(|gone| Ends {
@@ -362,5 +383,47 @@ async fn finish(planner: &Planner, action: &PowerAction, end: Ends) -> Result<Ou
             Ok(Outcome::Ended)
         }
         Commit::Raced => Ok(Outcome::ClaimAnew),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmferry_proto::v1::{ProofKind, QemuProcess};
+
+    use super::*;
+
+    fn running(run_state: &str) -> VmObservation {
+        VmObservation {
+            knowledge: Knowledge::Known.into(),
+            role: "running".to_owned(),
+            run_state: run_state.to_owned(),
+            qemu: Some(QemuProcess { alive: true, ..QemuProcess::default() }),
+            ..VmObservation::default()
+        }
+    }
+
+    #[test]
+    fn a_guest_that_fails_by_itself_was_started_all_the_same() {
+        for run_state in ["running", "io-error", "guest-panicked"] {
+            assert!(runs(&running(run_state)), "{run_state}");
+        }
+        for run_state in ["", "prelaunch", "inmigrate", "paused"] {
+            assert!(!runs(&running(run_state)), "{run_state}");
+        }
+    }
+
+    #[test]
+    fn a_qemu_that_ends_at_once_is_told_of_and_not_started_again() {
+        let gone = GoneProof {
+            kind: ProofKind::ExitRecord.into(),
+            ended: "exited with code 1".to_owned(),
+            stderr_tail: "no bootable device\n".to_owned(),
+            ..GoneProof::default()
+        };
+        let seen = VmObservation { gone: Some(gone), qemu: None, ..running("") };
+        let end = ended_at_once(&seen).unwrap();
+        assert_eq!((end.phase, end.power), (PowerPhase::Failed, PowerState::Stopped));
+        assert_eq!(end.error, "QEMU ended at once (exited with code 1): no bootable device");
+        assert!(ended_at_once(&running("running")).is_none());
     }
 }
