@@ -71,6 +71,8 @@ pub struct Agent {
     registered: watch::Sender<()>,
     changes: watch::Sender<()>,
     sequence: AtomicU64,
+    /// Held while something is read and numbered: what has the higher number was read later.
+    reading: Mutex<()>,
     /// Whether absence from the journal proves anything.
     proves: AtomicBool,
     port: Mutex<Ports>,
@@ -135,7 +137,10 @@ impl Agent {
             vms: Mutex::default(),
             registered: watch::Sender::new(()),
             changes: watch::Sender::new(()),
-            sequence: AtomicU64::new(0),
+            // Above all that an earlier process of this boot gave out: none gives one out a
+            // microsecond.
+            sequence: AtomicU64::new(crate::clock::monotonic_us()),
+            reading: Mutex::default(),
             proves: AtomicBool::new(kept == Kept::Whole),
             port: Mutex::default(),
         });
@@ -220,6 +225,11 @@ impl Agent {
     /// Tells when something worth a report has changed.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// Lets one observation at a time be read and numbered.
+    pub(crate) fn reading(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn next_sequence(&self) -> u64 {

@@ -13,6 +13,8 @@ use crate::wire;
 
 /// Returns what is observed of a VM.
 pub(crate) fn observation(agent: &Agent, shared: &Shared) -> v1::VmObservation {
+    // Else one that was read before could be numbered after.
+    let _one_at_a_time = agent.reading();
     let record = shared.record.borrow().clone();
     let sight = shared.sight.borrow().clone();
     of(agent, &record, &sight)

@@ -58,7 +58,8 @@ impl AgentProcess {
         Self {
             incarnation,
             token,
-            sequence: 0,
+            // Later processes say later things.
+            sequence: incarnation << 32,
             lanes: BTreeMap::new(),
             learned: BTreeSet::new(),
             launching: BTreeSet::new(),

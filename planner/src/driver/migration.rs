@@ -178,6 +178,8 @@ impl<'a> Run<'a> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            self.source.0.beat();
+            self.destination.0.beat();
             if let Some(outcome) = self.decide().await? {
                 return Ok(outcome);
             }

@@ -2,22 +2,26 @@
 //!
 //! A side claims the VM at its agent, watches it, and lets itself be heard about once a second.
 //! It never commands and never gives up: an agent that does not answer is asked again, with a
-//! growing wait, until it does (rule R9).
+//! growing wait, until it does (rule R9). It speaks for a driver only while that driver lives: one
+//! that hangs, on its store for example, must not keep a guest waiting for its order.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::StreamExt as _;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::debug;
 use vmferry_proto::v1::{ClaimRequest, ObserveRequest, VmObservation};
-use vmferry_types::HostId;
+use vmferry_types::{Claim, Generation, HostId};
 
 use crate::agents::{AgentError, Agents};
 use crate::clock;
 
 /// How often a driver lets its agents hear of it; well below any hold limit.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A driver that has not come by for so long is not spoken for. It comes by twice a second.
+const DRIVER_SILENT: Duration = Duration::from_secs(3);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -41,10 +45,9 @@ impl SideView {
     fn take(&mut self, observation: VmObservation) {
         self.trouble = None;
         self.heard_ms = clock::now().value();
+        // Not by the host's wall clock, which may be put back.
         let newer = self.observation.as_ref().is_none_or(|known| {
-            observation.boot_id != known.boot_id
-                || observation.sequence > known.sequence
-                || observation.observed_at_ms > known.observed_at_ms
+            observation.boot_id != known.boot_id || observation.sequence > known.sequence
         });
         if newer {
             self.observation = Some(observation);
@@ -56,7 +59,25 @@ impl SideView {
 #[derive(Debug)]
 pub struct Side {
     view: Arc<watch::Sender<SideView>>,
+    pulse: Arc<Pulse>,
     _task: AbortOnDrop,
+}
+
+/// When a driver last came by.
+#[derive(Debug)]
+struct Pulse(Mutex<Instant>);
+
+impl Pulse {
+    fn beat(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Returns what may be said for the driver: a look under its claim, or just a look.
+    fn look(&self, look: &ObserveRequest) -> ObserveRequest {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let claim = if last.elapsed() < DRIVER_SILENT { look.claim } else { 0 };
+        ObserveRequest { claim, ..look.clone() }
+    }
 }
 
 #[derive(Debug)]
@@ -77,8 +98,16 @@ impl Side {
     pub fn open(agents: Arc<dyn Agents>, host: HostId, claim: ClaimRequest) -> Self {
         let (view, _) = watch::channel(SideView::default());
         let view = Arc::new(view);
-        let task = tokio::spawn(follow(agents, host, claim, Arc::clone(&view)));
-        Self { view, _task: AbortOnDrop(task) }
+        let pulse = Arc::new(Pulse(Mutex::new(Instant::now())));
+        let beats = Arc::clone(&pulse);
+        let task = tokio::spawn(follow(agents, host, claim, Arc::clone(&view), beats));
+        Self { view, pulse, _task: AbortOnDrop(task) }
+    }
+
+    /// Says that the driver lives. One that does not come by again is not spoken for, and the
+    /// source's agent lets its guest go on at the hold limit.
+    pub fn beat(&self) {
+        self.pulse.beat();
     }
 
     /// Subscribes to changes.
@@ -103,13 +132,15 @@ async fn follow(
     host: HostId,
     claim: ClaimRequest,
     view: Arc<watch::Sender<SideView>>,
+    pulse: Arc<Pulse>,
 ) {
     if !claim_until_answered(agents.as_ref(), &host, &claim, &view).await {
         return;
     }
     let look = ObserveRequest { vm_id: claim.vm_id.clone(), claim: claim.claim };
-    let watching = watch_for_good(Arc::clone(&agents), &host, &look, &view);
-    let beating = heartbeat(agents.as_ref(), &host, &look, &view);
+    let driver = (pulse.as_ref(), &look);
+    let watching = watch_for_good(Arc::clone(&agents), &host, driver, &view);
+    let beating = heartbeat(agents.as_ref(), &host, driver, &view);
     tokio::join!(watching, beating);
 }
 
@@ -121,8 +152,14 @@ async fn claim_until_answered(
     view: &watch::Sender<SideView>,
 ) -> bool {
     let mut wait = RETRY_FIRST;
+    let mut next = claim.clone();
     loop {
-        match agents.claim(host, claim.clone()).await {
+        match agents.claim(host, next.clone()).await {
+            // On the way to a claim that was out of reach.
+            Ok(_) if next != *claim => {
+                next = towards(claim, (next.generation, next.claim));
+                continue;
+            }
             Ok(observation) => {
                 view.send_modify(|view| {
                     view.claimed = true;
@@ -137,6 +174,11 @@ async fn claim_until_answered(
                 });
                 return false;
             }
+            Err(AgentError::Refused { detail, .. })
+                if detail.code == "leap" && claim.claim > detail.known_claim =>
+            {
+                next = towards(claim, (detail.known_generation, detail.known_claim));
+            }
             Err(error) => {
                 debug!(host_id = %host, %error, "claim not answered");
                 view.send_modify(|view| view.trouble = Some(error));
@@ -147,15 +189,26 @@ async fn claim_until_answered(
     }
 }
 
+/// Returns the claim to make first where an agent knows so little of a VM that the one that is
+/// due is out of its reach: somebody leapt at another agent, and this one has to catch up.
+fn towards(claim: &ClaimRequest, (generation, known): (u64, u64)) -> ClaimRequest {
+    let generation = Generation::towards(
+        Generation::from_stored(generation),
+        Generation::from_stored(claim.generation),
+    );
+    let step = Claim::towards(Claim::from_stored(known), Claim::from_stored(claim.claim));
+    ClaimRequest { generation: generation.value(), claim: step.value(), ..claim.clone() }
+}
+
 async fn watch_for_good(
     agents: Arc<dyn Agents>,
     host: &HostId,
-    look: &ObserveRequest,
+    (pulse, look): (&Pulse, &ObserveRequest),
     view: &watch::Sender<SideView>,
 ) {
     let mut wait = RETRY_FIRST;
     loop {
-        let mut stream = agents.watch(host, look.clone());
+        let mut stream = agents.watch(host, pulse.look(look));
         while let Some(item) = stream.next().await {
             match item {
                 Ok(observation) => {
@@ -178,7 +231,7 @@ async fn watch_for_good(
 async fn heartbeat(
     agents: &dyn Agents,
     host: &HostId,
-    look: &ObserveRequest,
+    (pulse, look): (&Pulse, &ObserveRequest),
     view: &watch::Sender<SideView>,
 ) {
     let mut tick = tokio::time::interval(HEARTBEAT);
@@ -186,9 +239,47 @@ async fn heartbeat(
     tick.tick().await;
     loop {
         tick.tick().await;
-        match agents.observe(host, look.clone()).await {
+        match agents.observe(host, pulse.look(look)).await {
             Ok(observation) => view.send_modify(|view| view.take(observation)),
             Err(error) => view.send_modify(|view| view.trouble = Some(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(boot: &str, sequence: u64, observed_at_ms: u64) -> VmObservation {
+        VmObservation {
+            boot_id: boot.to_owned(),
+            sequence,
+            observed_at_ms,
+            ..VmObservation::default()
+        }
+    }
+
+    #[test]
+    fn a_clock_that_was_put_back_or_forward_orders_nothing() {
+        let mut view = SideView::default();
+        let known = |view: &SideView| view.observation.as_ref().map(|seen| seen.sequence);
+        view.take(said("one", 5, 9_000));
+        view.take(said("one", 6, 1_000));
+        assert_eq!(known(&view), Some(6));
+        // It was overtaken, and says a later time than the one that overtook it.
+        view.take(said("one", 5, 9_000));
+        assert_eq!(known(&view), Some(6));
+        view.take(said("two", 1, 500));
+        assert_eq!(known(&view), Some(1));
+    }
+
+    #[test]
+    fn a_driver_that_hangs_is_not_spoken_for() {
+        let look = ObserveRequest { vm_id: "vm".to_owned(), claim: 7 };
+        let long_ago = Instant::now().checked_sub(DRIVER_SILENT * 2).unwrap();
+        let pulse = Pulse(Mutex::new(long_ago));
+        assert_eq!(pulse.look(&look), ObserveRequest { claim: 0, ..look.clone() });
+        pulse.beat();
+        assert_eq!(pulse.look(&look).claim, 7);
     }
 }
