@@ -18,6 +18,8 @@ pub(crate) struct Channel {
     passes: u64,
     /// Why it is broken. `None` while it is whole.
     pub(crate) broken: Option<String>,
+    /// How often it was looked at since nothing crosses any more. `None` while it flows.
+    frozen: Option<u32>,
 }
 
 /// When a channel is looked at next.
@@ -63,7 +65,7 @@ impl State {
         let destination = (destination.clone(), pid);
         self.channels.insert(
             id,
-            Channel { source: source.clone(), destination, passes, broken: None },
+            Channel { source: source.clone(), destination, passes, broken: None, frozen: None },
         );
         Ok(id)
     }
@@ -141,6 +143,8 @@ impl State {
                     self.break_channel(id, "connection reset");
                 }
             }
+            Mishap::SourceFreezes => self.freeze(&a),
+            Mishap::Cancel => self.script.cancel.notify_one(),
             Mishap::PlannerDiesBefore
             | Mishap::PlannerDiesAfter
             | Mishap::RequestLost
@@ -149,18 +153,37 @@ impl State {
             | Mishap::Doubled
             | Mishap::DoubledLate(_)
             | Mishap::Late(_)
-            | Mishap::AgentDies
-            | Mishap::Cancel => {}
+            | Mishap::AgentDies => {}
+        }
+    }
+
+    /// The thread that sends hangs, and holds the lock that the monitor needs.
+    fn freeze(&mut self, host: &HostId) {
+        for channel in self.channels.values_mut() {
+            channel.frozen = Some(0);
+        }
+        if let Some(there) = self.hosts.get_mut(host) {
+            for qemu in there.qemus.values_mut().filter(|qemu| qemu.transfer == TransferState::Device) {
+                qemu.silent = true;
+            }
         }
     }
 
     /// Moves a channel on by one change of state.
     fn advance(&mut self, id: ChannelId) -> Next {
         let Some(channel) = self.channels.get(&id).cloned() else { return Next::Never };
-        self.qemu_mishap(id, &channel);
+        let still = self
+            .qemu(&channel.source.0, channel.source.1)
+            .is_none_or(|qemu| qemu.transfer == TransferState::PreSwitchover);
+        if channel.frozen.is_none() && !still {
+            self.qemu_mishap(id, &channel);
+        }
         let Some(channel) = self.channels.get(&id).cloned() else { return Next::Never };
         if let Some(why) = &channel.broken {
             return self.broken(id, &channel, why);
+        }
+        if let Some(looks) = channel.frozen {
+            return self.frozen(id, &channel, looks);
         }
         let ends = (Place::Host(channel.source.0.clone()), Place::Host(channel.destination.0.clone()));
         if !self.connected(&ends.0, &ends.1) {
@@ -188,6 +211,17 @@ impl State {
                 Next::In(self.dice.qemu.millis(0, 100))
             }
         }
+    }
+
+    /// Nothing crosses until the kernel gives the connection up.
+    fn frozen(&mut self, id: ChannelId, channel: &Channel, looks: u32) -> Next {
+        let there = self.qemu(&channel.source.0, channel.source.1).is_some();
+        if !there || looks >= 300 {
+            self.break_channel(id, "Connection timed out");
+        } else if let Some(channel) = self.channels.get_mut(&id) {
+            channel.frozen = Some(looks + 1);
+        }
+        Next::In(Duration::from_millis(200))
     }
 
     /// No byte crosses between the two hosts.

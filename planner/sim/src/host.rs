@@ -239,17 +239,26 @@ impl State {
                 Part::Absent | Part::Stopped | Part::Running { .. } => false,
             })
         });
+        let (now, window) = (self.at_ms(), self.decision_ms());
         let Some(guest) = self.guests.get_mut(&qemu.vm) else { return };
         if guest.runs.as_ref() == Some(&(host.clone(), qemu.pid)) {
             guest.runs = None;
         }
-        if qemu.image != guest.head || (copies && !maybe_ran) {
+        if qemu.image != guest.head {
+            return;
+        }
+        if copies && !maybe_ran {
+            guest.copy_lost_ms = Some(now);
             return;
         }
         match killer {
             Killer::Guest => guest.off = true,
             Killer::Fate | Killer::Itself => {
                 guest.lost.get_or_insert_with(|| format!("{ended} on {host}"));
+            }
+            // What a command rests on may have died while it was on its way: nobody can know.
+            Killer::Command if guest.copy_lost_ms.is_some_and(|at| now <= at + window) => {
+                guest.lost.get_or_insert_with(|| "its copies were lost at once".to_owned());
             }
             Killer::Command => {
                 if guest.lost.is_none() && !guest.off {
@@ -260,6 +269,11 @@ impl State {
                 }
             }
         }
+    }
+
+    /// How old what a decision rests on may be by the time its command is carried out.
+    const fn decision_ms(&self) -> u64 {
+        if self.weather.calm_at_ms == 0 { 6_000 } else { 45_000 }
     }
 
     /// Kills the agent's process; what it runs goes on.

@@ -106,6 +106,7 @@ impl Passage {
             | Mishap::SourceHostDies
             | Mishap::DestinationHostDies
             | Mishap::ChannelBreaks
+            | Mishap::SourceFreezes
             | Mishap::Cancel => {}
         }
     }

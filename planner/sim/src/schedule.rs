@@ -1,6 +1,7 @@
 //! One schedule: a seed, a world, and what came of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use vmferry_planner::clock::simulated;
@@ -36,8 +37,8 @@ pub struct Schedule {
     pub seed: u64,
     /// What goes wrong by chance.
     pub weather: Weather,
-    /// What goes wrong at one exact point.
-    pub mishap: Option<(PointKind, u64, Mishap)>,
+    /// What goes wrong at exact points: at the how many-th of its kind.
+    pub mishaps: Vec<(PointKind, u64, Mishap)>,
     /// The mistake that is made on purpose.
     pub bug: Option<Bug>,
     /// How much is kept of what happened.
@@ -55,6 +56,8 @@ pub struct Outcome {
     pub counts: Counts,
     /// How many points of each kind there were.
     pub points: BTreeMap<PointKind, u64>,
+    /// How long it took in its own time, in milliseconds.
+    pub lasted_ms: u64,
 }
 
 impl Schedule {
@@ -64,16 +67,16 @@ impl Schedule {
         Self {
             seed,
             weather: Weather::drawn(seed),
-            mishap: None,
+            mishaps: Vec::new(),
             bug: None,
             detail: Detail::Nothing,
         }
     }
 
-    /// One move of one VM in fair weather, with one mishap at one point.
+    /// One move of one VM in fair weather, with mishaps at exact points.
     #[must_use]
-    pub fn directed(seed: u64, mishap: Option<(PointKind, u64, Mishap)>) -> Self {
-        Self { weather: Weather::fair(), mishap, ..Self::drawn(seed) }
+    pub fn directed(seed: u64, mishaps: &[(PointKind, u64, Mishap)]) -> Self {
+        Self { weather: Weather::fair(), mishaps: mishaps.to_vec(), ..Self::drawn(seed) }
     }
 
     /// Runs it to its end.
@@ -111,7 +114,17 @@ impl Schedule {
             async move { cluster.storm(dice, hosts).await }
         };
         world.spawn(storm);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        if !self.mishaps.is_empty() {
+            world.spawn(cluster.clone().cancel_when_told());
+            world.spawn(cluster.clone().boot_what_crashed(hosts.clone()));
+        }
+        // In fair weather all know each other before anything is asked for.
+        let fair = self.weather.calm_at_ms == 0;
+        let wait = if fair { 6_000 } else { Dice::new(self.seed, "beginning").between(50, 2_000) };
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        if fair {
+            world.with(|state| state.script.seen.clear());
+        }
         self.ask(&cluster).await;
         self.wait(&cluster).await;
         // What is still on its way may arrive now.
@@ -125,6 +138,7 @@ impl Schedule {
                 trace: state.trace.take(),
                 counts: state.counts.clone(),
                 points: state.script.seen.clone(),
+                lasted_ms: state.at_ms(),
             }
         })
     }
@@ -135,7 +149,7 @@ impl Schedule {
         let count = usize::try_from(self.weather.hosts).unwrap_or(2);
         let hosts: Vec<HostId> = names.iter().take(count).map(|name| host_named(name)).collect();
         world.with(|state| {
-            state.script = Script { at: self.mishap, ..Script::default() };
+            state.script = Script { at: self.mishaps.clone(), ..Script::default() };
             for host in &hosts {
                 state.hosts.insert(host.clone(), Host::new(Bytes(3 * GIB)));
             }
@@ -189,7 +203,7 @@ impl Schedule {
                             cluster.cancel(&migration.id).await;
                         }
                     }
-                    Err(error) => cluster.world.note(|| format!("{name} is not moved: {error}")),
+                    Err(error) => cluster.world.note(|| format!("{name} is not moved: {}", error.code())),
                 }
             });
         }
@@ -213,6 +227,35 @@ impl Schedule {
 }
 
 impl Cluster {
+    /// Asks to take everything back whenever a mishap says so.
+    async fn cancel_when_told(self) {
+        let bell = self.world.with(|state| Arc::clone(&state.script.cancel));
+        loop {
+            bell.notified().await;
+            let open: Vec<MigrationId> = self.world.with(|state| {
+                let open = state.tables.migrations.values().filter(|row| row.ended_us.is_none());
+                open.map(|row| row.migration.id).collect()
+            });
+            for id in open {
+                self.cancel(&id.to_string()).await;
+            }
+        }
+    }
+
+    /// Boots hosts that a mishap has crashed.
+    async fn boot_what_crashed(self, hosts: Vec<HostId>) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            for host in &hosts {
+                let down = self.world.with(|state| state.host(host).is_some_and(|host| !host.up));
+                if down {
+                    self.world.with(|state| state.boot_host(host));
+                    self.world.start_agent(host);
+                }
+            }
+        }
+    }
+
     /// Asks any planner to take a migration back.
     pub(crate) async fn cancel(&self, id: &str) {
         let Some(running) = self.running().into_iter().next() else { return };
@@ -252,7 +295,15 @@ fn place_vm(state: &mut State, number: u32, host: &HostId) {
     let vm = VmId::from_u128(u128::from(number) + 1);
     let memory = Bytes(GIB);
     let launch = state.fresh();
-    state.guests.insert(vm, Guest { head: 0, runs: None, lost: None, off: false, memory });
+    let guest = Guest {
+        head: 0,
+        runs: None,
+        lost: None,
+        copy_lost_ms: None,
+        off: false,
+        memory,
+    };
+    state.guests.insert(vm, guest);
     let Some(pid) = state.start_process(host, vm, launch, RunState::Prelaunch) else { return };
     state.run_vcpus(host, pid, "started");
     let identity = state.qemu(host, pid).map(|qemu| (qemu.pid, qemu.start_time));

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, Timestamp, VmId};
@@ -98,6 +98,8 @@ pub(crate) struct Guest {
     pub(crate) runs: Option<(HostId, u32)>,
     /// What destroyed its last copy, if that was nobody's decision.
     pub(crate) lost: Option<String>,
+    /// When a copy of its newest past was last lost by itself, while there was another.
+    pub(crate) copy_lost_ms: Option<u64>,
     /// It turned itself off.
     pub(crate) off: bool,
     pub(crate) memory: Bytes,
@@ -140,8 +142,9 @@ pub(crate) struct State {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Script {
     /// At the how many-th point of its kind, what happens.
-    pub(crate) at: Option<(PointKind, u64, Mishap)>,
-    /// A mishap that came due elsewhere: which planner ends.
+    pub(crate) at: Vec<(PointKind, u64, Mishap)>,
+    /// Rings when someone is to ask for a cancel.
+    pub(crate) cancel: Arc<Notify>,
     pub(crate) seen: BTreeMap<PointKind, u64>,
 }
 
@@ -193,6 +196,8 @@ pub enum Mishap {
     DestinationHostDies,
     /// The channel between source and destination breaks right here.
     ChannelBreaks,
+    /// The source's QEMU falls silent right here, and sends no more.
+    SourceFreezes,
     /// Someone asks to cancel right here.
     Cancel,
 }
@@ -274,8 +279,9 @@ impl State {
         self.violations.push(Violation { invariant, what, at_ms });
     }
 
+    /// Says whether a mistake is made on purpose.
     pub(crate) fn bugged(&self, bug: Bug) -> bool {
-        self.bug == Some(bug)
+        cfg!(feature = "deliberate-bugs") && self.bug == Some(bug)
     }
 
     pub(crate) fn connected(&self, one: &Place, other: &Place) -> bool {
@@ -292,10 +298,8 @@ impl State {
         let seen = self.script.seen.entry(kind).or_default();
         *seen += 1;
         let count = *seen;
-        let mishap = match self.script.at {
-            Some((at, number, mishap)) if at == kind && number == count => Some(mishap),
-            Some(_) | None => None,
-        };
+        let mut at = self.script.at.iter();
+        let mishap = at.find(|at| (at.0, at.1) == (kind, count)).map(|at| at.2);
         if let Some(mishap) = mishap {
             self.note(|| format!("mishap at {kind:?} {count}: {mishap:?}"));
         }

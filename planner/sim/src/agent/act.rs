@@ -11,7 +11,7 @@ use crate::fence::Word;
 use crate::host::{Killer, short};
 use crate::journal::{Cont, Ended, Part, Process};
 use crate::qemu::Resumes;
-use crate::world::{Invariant, Mishap, PointKind, State};
+use crate::world::{Invariant, PointKind, State};
 
 impl Agent {
     pub(super) async fn act(
@@ -171,9 +171,4 @@ pub(crate) const fn label(action: &Action) -> &'static str {
 /// Whether a guest that is there runs, or is as itself decided.
 pub(super) const fn goes(run: RunState) -> bool {
     run.has_run()
-}
-
-/// Agents fail only where a directed test says so, beside chance.
-pub(super) const fn is_refusal(mishap: Option<Mishap>) -> bool {
-    matches!(mishap, Some(Mishap::Refused))
 }
