@@ -362,3 +362,36 @@ fn unusable(report: &HostReport) -> Option<String> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmferry_types::MilliCpu;
+
+    #[test]
+    fn a_vm_that_arrived_counts_until_its_host_says_more_of_it() {
+        let vm = VmId::from_u128(7);
+        let arrived = VmUse {
+            role: Role::Running,
+            configured: Bytes(64),
+            observed: Bytes::ZERO,
+            cpu: MilliCpu(1000),
+        };
+        let said = |vms: Vec<VmReport>| {
+            let message = HostReport { vms, ..HostReport::default() };
+            let mut read = fleet::read(&message, Timestamp(1));
+            count_too(&mut read, &BTreeMap::from([(vm, arrived)]));
+            read.vms.and_then(|vms| vms.get(&vm).copied())
+        };
+        let named = |role: Role, bytes| VmReport {
+            vm_id: vm.to_string(),
+            role: role.label().to_owned(),
+            configured_memory_bytes: bytes,
+            ..VmReport::default()
+        };
+        assert_eq!(said(Vec::new()), Some(arrived));
+        assert_eq!(said(vec![named(Role::Stopped, 0)]), Some(arrived));
+        let better = said(vec![named(Role::Running, 65)]).map(|there| there.configured);
+        assert_eq!(better, Some(Bytes(65)));
+    }
+}
