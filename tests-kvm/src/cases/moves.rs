@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use futures::StreamExt as _;
-use vmferry_proto::v1::{GetMigrationRequest, MigrateVmRequest, Migration};
+use vmferry_proto::v1::{GetMigrationRequest, Host, MigrateVmRequest, Migration};
 
 use super::{Case, MOVE_BOUND, Note, Tier, move_vm, pause_note, request, settle};
 use crate::client::{End, move_to};
@@ -114,7 +114,10 @@ async fn chosen(cluster: &mut Cluster<'_>) -> Result<Note> {
             .await?;
     let migration = settle(cluster, &vm, &migration.id, End::Done).await?;
     if migration.target_host != "c" {
-        bail!("the planner chose {} although c has more room", migration.target_host);
+        let hosts = cluster.clients.hosts().await?;
+        let free = |h: &Host| format!("{} {} MiB", h.id, h.free_memory_bytes >> 20);
+        let free: Vec<_> = hosts.iter().map(free).collect();
+        bail!("the planner chose {}; free now: {free:?}", migration.target_host);
     }
     Ok(pause_note(&vm))
 }
