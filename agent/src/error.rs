@@ -69,7 +69,7 @@ impl CommandError {
             }
             Self::Fence(FenceRefusal::StaleClaim { .. }) => ("stale_claim", Code::Aborted),
             Self::Fence(FenceRefusal::StepReused { .. }) => ("step_reused", Code::Aborted),
-            Self::Fence(FenceRefusal::Leap { .. }) => ("invalid", Code::InvalidArgument),
+            Self::Fence(FenceRefusal::Leap { .. }) => ("leap", Code::InvalidArgument),
             Self::Learning => ("learning", Code::Unavailable),
             Self::Unresponsive(_) => ("unresponsive", Code::Unavailable),
             Self::Unreadable(_) => ("unreadable", Code::Unavailable),
@@ -101,9 +101,9 @@ fn refusal(refusal: FenceRefusal) -> String {
         FenceRefusal::StepReused { step } => {
             format!("step {step} was another command")
         }
-        FenceRefusal::Leap { field, known } => {
+        FenceRefusal::Leap { field, generation, claim, step } => {
             format!(
-                "{field}: is further above the known {known} than anybody counts; send the next one"
+                "{field}: is further than anybody counts above what is known: generation {generation}, claim {claim}, step {step}"
             )
         }
     }
@@ -141,8 +141,11 @@ impl From<CommandError> for Status {
             CommandError::Fence(FenceRefusal::StepReused { step }) => {
                 detail.known_step = step.value();
             }
-            CommandError::Fence(FenceRefusal::Leap { field, .. }) => {
+            CommandError::Fence(FenceRefusal::Leap { field, generation, claim, step }) => {
                 field.clone_into(&mut detail.field);
+                detail.known_generation = generation.value();
+                detail.known_claim = claim.value();
+                detail.known_step = step.value();
             }
             CommandError::Invalid { field, .. } => detail.field = field,
             CommandError::Blocked(blockers) => detail.blockers = blockers,

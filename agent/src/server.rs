@@ -127,6 +127,7 @@ impl AgentService for Service {
         let fence = wire::fence(request.fence.as_ref())?;
         let digest = fence::digest(&prost::Message::encode_to_vec(&request));
         let action = request.action.ok_or_else(|| CommandError::invalid("action", "is missing"))?;
+        wire::check(&action)?;
         let command = Command { fence, digest, action };
         // Whoever commands a VM has claimed it before.
         let reply = self.known(fence.vm)?.execute(command).await?;

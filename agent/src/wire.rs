@@ -2,6 +2,7 @@
 
 use vmferry_agent_core::journal::{Gone, GoneKind, Identity};
 use vmferry_proto::v1;
+use vmferry_proto::v1::execute_request::Action;
 use vmferry_types::{Claim, Fence, Generation, HostId, MigrationId, Step, VmId};
 
 use crate::error::CommandError;
@@ -38,6 +39,38 @@ pub(crate) fn fence(fence: Option<&v1::Fence>) -> Result<Fence, CommandError> {
         claim: Claim::from_stored(fence.claim),
         step: Step::from_stored(fence.step),
     })
+}
+
+/// The longest that QEMU may be told to let a guest stand still: 2000 s.
+const DOWNTIME_LIMIT_MS_MAX: u64 = 2_000_000;
+
+/// Refuses a command whose numbers QEMU cannot take.
+pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
+    let (name, policy) = match action {
+        Action::ArmReceiver(arm) => ("arm_receiver", &arm.policy),
+        Action::StartTransfer(transfer) => ("start_transfer", &transfer.policy),
+        Action::StartVm(_)
+        | Action::StopVm(_)
+        | Action::OrderSwitchover(_)
+        | Action::CancelTransfer(_)
+        | Action::ResumeSource(_)
+        | Action::ContinueDestination(_)
+        | Action::DestroyReceiver(_)
+        | Action::ReleaseSource(_)
+        | Action::KillSource(_)
+        | Action::ForgetVm(_) => return Ok(()),
+    };
+    let Some(policy) = policy else { return Ok(()) };
+    for (field, value, max) in [
+        ("downtime_limit_ms", policy.downtime_limit_ms, DOWNTIME_LIMIT_MS_MAX),
+        ("max_bandwidth", policy.max_bandwidth, i64::MAX.cast_unsigned()),
+    ] {
+        if value > max {
+            let field = format!("{name}.policy.{field}");
+            return Err(CommandError::invalid(field, format!("must be at most {max}")));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn identity(identity: &ProcessIdentity) -> Identity {

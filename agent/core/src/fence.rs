@@ -83,12 +83,12 @@ impl FenceState {
     #[must_use]
     pub fn decide(&self, fence: &Fence, digest: &str) -> Decision {
         let stale = FenceRefusal::StaleClaim { known: self.claim, step: self.step };
-        let step = if fence.claim == self.claim { self.step } else { Step::from_stored(0) };
         if let Some(leap) = self.leap(fence.generation, fence.claim) {
             return Decision::Refuse(leap);
         }
-        if !fence.step.is_countable_from(step) {
-            return Decision::Refuse(FenceRefusal::Leap { field: "step", known: step.value() });
+        let step = if fence.claim == self.claim { self.step } else { Step::from_stored(0) };
+        if !fence.step.is_within_reach_of(step) {
+            return Decision::Refuse(self.leap_of("step"));
         }
         if fence.generation < self.generation {
             return Decision::Refuse(FenceRefusal::StaleGeneration { known: self.generation });
@@ -153,16 +153,20 @@ impl FenceState {
         }
     }
 
-    /// Returns the counter that nobody can have counted to from what is known.
+    /// Refuses a counter that is out of reach of what is known.
     fn leap(&self, generation: Generation, claim: Claim) -> Option<FenceRefusal> {
-        if !generation.is_countable_from(self.generation) {
-            let known = self.generation.value();
-            Some(FenceRefusal::Leap { field: "generation", known })
-        } else if !claim.is_countable_from(self.claim) {
-            Some(FenceRefusal::Leap { field: "claim", known: self.claim.value() })
+        if !generation.is_within_reach_of(self.generation) {
+            Some(self.leap_of("generation"))
+        } else if !claim.is_within_reach_of(self.claim) {
+            Some(self.leap_of("claim"))
         } else {
             None
         }
+    }
+
+    const fn leap_of(&self, field: &'static str) -> FenceRefusal {
+        let (generation, claim, step) = (self.generation, self.claim, self.step);
+        FenceRefusal::Leap { field, generation, claim, step }
     }
 
     /// Notes a claim that [`decide_claim`](Self::decide_claim) let through.
@@ -320,22 +324,20 @@ mod tests {
     #[test]
     fn the_highest_number_of_all_does_not_shut_out_whoever_counts() {
         let (state, highest) = (known(), u64::MAX);
-        for (generation, claim, step, field, known) in [
-            (highest, 6, 1, "generation", 3),
-            (3, highest, 1, "claim", 5),
-            (3, 5, highest, "step", 2),
-            (3, 6, highest, "step", 0),
+        for (generation, claim, step, field) in [
+            (highest, 6, 1, "generation"),
+            (3, highest, 1, "claim"),
+            (3, 5, highest, "step"),
+            (3, 6, highest, "step"),
         ] {
-            let refusal = Decision::Refuse(FenceRefusal::Leap { field, known });
-            assert_eq!(state.decide(&fence(generation, claim, step), "stop"), refusal);
+            let refused = Decision::Refuse(state.leap_of(field));
+            assert_eq!(state.decide(&fence(generation, claim, step), "stop"), refused);
         }
-        for (generation, claim, field, known) in
-            [(highest, 6, "generation", 3), (3, highest, "claim", 5)]
-        {
+        for (generation, claim, field) in [(highest, 6, "generation"), (3, highest, "claim")] {
             let (generation, claim) =
                 (Generation::from_stored(generation), Claim::from_stored(claim));
-            let refusal = ClaimDecision::Refuse(FenceRefusal::Leap { field, known });
-            assert_eq!(state.decide_claim(MOVE, generation, claim), refusal);
+            let refused = ClaimDecision::Refuse(state.leap_of(field));
+            assert_eq!(state.decide_claim(MOVE, generation, claim), refused);
         }
         assert_eq!(state.decide(&fence(3, 5, 3), "start"), Decision::Execute);
     }

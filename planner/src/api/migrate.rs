@@ -18,6 +18,8 @@ use crate::{clock, view};
 
 /// One megabit per second, in bytes per second.
 const MEGABIT: u64 = 125_000;
+/// The longest that QEMU may be told to let a guest stand still: 2000 s.
+const DOWNTIME_LIMIT_MS_MAX: u64 = 2_000_000;
 /// Another admission may take the room between preflight and the transaction; then it is looked
 /// for again, but not for ever.
 const ATTEMPTS: u32 = 3;
@@ -176,6 +178,12 @@ impl Planner {
             field: "bandwidth_mbps",
             problem: format!("{} is more than any link carries", asked.bandwidth_mbps),
         })?;
+        if asked.downtime_limit_ms > DOWNTIME_LIMIT_MS_MAX {
+            return Err(ApiError::Invalid {
+                field: "downtime_limit_ms",
+                problem: format!("must be at most {DOWNTIME_LIMIT_MS_MAX}"),
+            });
+        }
         let asked_destination = if asked.target_host.is_empty() {
             None
         } else {

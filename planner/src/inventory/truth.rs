@@ -42,13 +42,12 @@ struct Told<'a> {
     role: Role,
 }
 
-/// Says whether a VM's counters can have been counted to from what is known: no agent takes one
-/// that cannot, and believing it would leave no number for the next admission.
+/// Says whether a VM's counters are within reach of what is known: no agent takes one that is not
+/// in one go, and believing it would leave no number for the next admission.
 fn counted(known: Option<&VmRow>, host: &HostId, vm: &VmReport) -> bool {
-    let none = (Generation::from_stored(0), Claim::from_stored(0));
-    let (generation, claim) = known.map_or(none, |row| (row.generation, row.claim));
-    let counted = Generation::from_stored(vm.generation).is_countable_from(generation)
-        && Claim::from_stored(vm.claim).is_countable_from(claim);
+    let Some(row) = known else { return true };
+    let counted = Generation::from_stored(vm.generation).is_within_reach_of(row.generation)
+        && Claim::from_stored(vm.claim).is_within_reach_of(row.claim);
     if !counted {
         warn!(vm_id = vm.vm_id, host_id = %host, generation = vm.generation, claim = vm.claim,
             "report of a VM is not believed: nobody counts that far");

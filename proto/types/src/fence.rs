@@ -37,11 +37,15 @@ pub enum FenceRefusal {
         /// The step in question.
         step: Step,
     },
-    /// A counter is further above the known one than anybody counts.
+    /// A counter is further above the known one than anybody counts in one go.
     Leap {
         /// The counter's name in [`Fence`].
         field: &'static str,
-        /// The newest that the agent knows.
-        known: u64,
+        /// The newest generation that the agent knows.
+        generation: Generation,
+        /// The newest claim.
+        claim: Claim,
+        /// The newest step under that claim.
+        step: Step,
     },
 }

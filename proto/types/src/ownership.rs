@@ -4,9 +4,10 @@ use std::fmt;
 
 /// How far above the known value a received counter may be.
 ///
-/// Admissions, drivers and commands count by one, so no honest one is ever this far ahead, not
-/// even for a VM that was elsewhere for years. Without a bound a single message with the highest
-/// number would leave no number for whoever may really command the VM.
+/// Admissions, drivers and commands count by one, so an honest one is this far ahead only after
+/// somebody leapt elsewhere, and then comes here in leaps of this size ([`Claim::towards`]).
+/// Without a bound a single message with the highest number would leave no number for whoever may
+/// really command the VM; with it, whoever leaps can always be caught up with.
 const LEAP_MAX: u64 = 1 << 32;
 
 macro_rules! counter {
@@ -31,10 +32,16 @@ macro_rules! counter {
                 Self(self.0.saturating_add(1))
             }
 
-            /// Says whether a received value can have been counted to from `known`; an older one can.
+            /// Says whether a received value is within reach of `known`; an older one is.
             #[must_use]
-            pub const fn is_countable_from(self, known: Self) -> bool {
+            pub const fn is_within_reach_of(self, known: Self) -> bool {
                 self.0.saturating_sub(known.0) <= LEAP_MAX
+            }
+
+            /// Returns this value, or the furthest on the way to it that is within reach of `known`.
+            #[must_use]
+            pub const fn towards(known: Self, this: Self) -> Self {
+                if this.is_within_reach_of(known) { this } else { Self(known.0.saturating_add(LEAP_MAX)) }
             }
 
             /// Returns the value to store or send.
@@ -78,13 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leap_is_not_counting() {
+    fn a_leap_is_out_of_reach() {
         let known = Claim::from_stored(7);
-        for countable in [0, 7, 8, 7 + LEAP_MAX] {
-            assert!(Claim::from_stored(countable).is_countable_from(known), "{countable}");
+        for near in [0, 7, 8, 7 + LEAP_MAX] {
+            assert!(Claim::from_stored(near).is_within_reach_of(known), "{near}");
         }
-        for leap in [8 + LEAP_MAX, u64::MAX] {
-            assert!(!Claim::from_stored(leap).is_countable_from(known), "{leap}");
+        for far in [8 + LEAP_MAX, u64::MAX] {
+            assert!(!Claim::from_stored(far).is_within_reach_of(known), "{far}");
         }
+    }
+
+    #[test]
+    fn whoever_leapt_is_caught_up_with() {
+        let (mut known, goal) = (Claim::from_stored(0), Claim::from_stored(3 * LEAP_MAX + 5));
+        for _ in 0..4 {
+            let next = Claim::towards(known, goal);
+            assert!(next > known && next.is_within_reach_of(known));
+            known = next;
+        }
+        assert_eq!(known, goal);
     }
 }

@@ -182,7 +182,7 @@ async fn refusals_tell(cluster: &Cluster<'_>, vm: &GuestVm) -> Result<()> {
         hold_limit_ms: 0,
     };
     let highest = agent.claim(claim.clone()).await.err();
-    expect_told(highest, Code::InvalidArgument, "claim", "anybody counts")?;
+    expect_told(highest, Code::InvalidArgument, "claim", "than anybody counts")?;
     let nameless = agent.claim(ClaimRequest { vm_id: "../x".to_owned(), ..claim }).await.err();
     expect_told(nameless, Code::InvalidArgument, "vm_id", "UUID")?;
     let mut planner = cluster.clients.planner();
