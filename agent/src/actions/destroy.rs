@@ -19,7 +19,7 @@ pub(super) async fn run(
             // Written down before it is said that nothing was started: a command to arm that is
             // still under way is older, and will be refused.
             lane.persist().await?;
-            return end::never_started(lane).map(Outcome::gone);
+            return end::never_started(lane).await.map(Outcome::gone);
         }
         Part::Running { process, .. } if process.admission == fence.migration && gone => {}
         Part::Running { .. } => {

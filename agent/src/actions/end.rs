@@ -17,7 +17,7 @@ pub(super) const KILL_DEADLINE: Duration = Duration::from_secs(20);
 /// the caller.
 pub(super) async fn end_process(lane: &mut Lane) -> Result<Gone, CommandError> {
     let Some(written) = lane.record.process().cloned() else {
-        return never_started(lane);
+        return never_started(lane).await;
     };
     let gone = prove_gone(lane, &written, KILL_DEADLINE).await?;
     lane.forget_process().await;
@@ -95,13 +95,15 @@ pub(super) fn note_end(lane: &mut Lane, gone: &Gone, left: Part) {
 /// # Errors
 ///
 /// Refuses where the journal proves nothing, or a QEMU of this VM runs here after all.
-pub(super) fn never_started(lane: &Lane) -> Result<Gone, CommandError> {
+pub(super) async fn never_started(lane: &Lane) -> Result<Gone, CommandError> {
     let current = lane.record.fence.migration;
     let ended = lane.record.ended.as_ref().filter(|ended| ended.migration == current);
     if let Some(ended) = ended {
         return Ok(ended.gone.clone());
     }
     lane.check_journal()?;
+    // What was seen at the last report may be seconds old, and this is a proof.
+    crate::report::look_for_strangers(&lane.agent).await;
     if let Some(stranger) = lane.agent.stranger_of(lane.shared.id) {
         return Err(CommandError::wrong_state(format!(
             "a QEMU of this VM runs here that the journal does not know: {stranger}"

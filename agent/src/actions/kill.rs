@@ -14,7 +14,9 @@ pub(super) async fn run(
     kill: &v1::KillSource,
 ) -> Result<Outcome, CommandError> {
     match &lane.record.part {
-        Part::Absent | Part::Stopped { .. } => return end::never_started(lane).map(Outcome::gone),
+        Part::Absent | Part::Stopped { .. } => {
+            return end::never_started(lane).await.map(Outcome::gone);
+        }
         Part::Receiver { .. } => {
             return Err(CommandError::wrong_state("this is a receiver, not a source"));
         }

@@ -9,7 +9,9 @@ use crate::lane::Lane;
 
 pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, CommandError> {
     match &lane.record.part {
-        Part::Absent | Part::Stopped { .. } => return end::never_started(lane).map(Outcome::gone),
+        Part::Absent | Part::Stopped { .. } => {
+            return end::never_started(lane).await.map(Outcome::gone);
+        }
         Part::Receiver { .. } => {
             return Err(CommandError::wrong_state("this is a receiver, not a source"));
         }

@@ -19,7 +19,9 @@ const POWERDOWN_MAX: Duration = Duration::from_secs(600);
 
 pub(super) async fn run(lane: &mut Lane, stop: &v1::StopVm) -> Result<Outcome, CommandError> {
     let defined = match &lane.record.part {
-        Part::Absent | Part::Stopped { .. } => return end::never_started(lane).map(Outcome::gone),
+        Part::Absent | Part::Stopped { .. } => {
+            return end::never_started(lane).await.map(Outcome::gone);
+        }
         Part::Receiver { .. } => {
             return Err(CommandError::wrong_state("this is a receiver, not a running VM"));
         }
