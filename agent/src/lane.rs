@@ -118,14 +118,11 @@ impl Lane {
             ClaimDecision::Take | ClaimDecision::Held => {}
         }
         self.shared.hear();
-        let before = self.record.clone();
         self.record.fence.claim(claim.migration, claim.generation, claim.claim);
         if claim.hold_limit_ms != 0 {
             self.record.hold_limit_ms = claim.hold_limit_ms;
         }
-        if self.record != before {
-            self.persist().await?;
-        }
+        self.persist_changes().await?;
         Ok(observe::observation(&self.agent, &self.shared))
     }
 
@@ -140,9 +137,15 @@ impl Lane {
                 fence.step = vmferry_types::Step::from_stored(0);
                 fence.last = None;
             }
-            self.persist().await?;
         }
-        Ok(())
+        self.persist_changes().await
+    }
+
+    /// Writes the record down unless the disk has it: what is only in memory, because a write
+    /// failed before, was never answered for.
+    async fn persist_changes(&mut self) -> Result<(), CommandError> {
+        let written = *self.shared.record.borrow().as_ref() == self.record;
+        if written { Ok(()) } else { self.persist().await }
     }
 
     async fn execute(&mut self, command: Command) -> Result<v1::ExecuteReply, CommandError> {
@@ -192,7 +195,13 @@ impl Lane {
             resolved_machine: outcome.resolved_machine,
         };
         self.record.fence.answer(actions::encode_answer(&reply));
-        self.persist().await?;
+        if let Err(error) = self.persist().await {
+            // An answer that is not on the disk is none: the repeat has to write it.
+            if let Some(last) = &mut self.record.fence.last {
+                last.answer = None;
+            }
+            return Err(error);
+        }
         self.discard();
         tracing::info!("command carried out");
         Ok(reply)
@@ -218,20 +227,30 @@ impl Lane {
     async fn give_up(&mut self, migration: MigrationId, cause: GiveUp) {
         let unheard = match cause {
             GiveUp::Unheard(limit) => clock::monotonic().less(self.shared.heard()) >= limit,
-            GiveUp::Stalled(_) | GiveUp::TimedOut(_) => true,
+            GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unfinished => true,
         };
         let Some(sent) = self.record.sent_mut() else { return };
-        if !unheard || sent.migration != migration || sent.order != Order::Open {
+        if !unheard || sent.migration != migration {
             return;
         }
-        tracing::warn!(%migration, cause = %cause, "transfer is given up");
-        sent.order = Order::GaveUp { cause: cause.to_string() };
-        if let Err(error) = self.persist().await {
-            // Not written, so not done: the driver may still order.
-            self.record = VmRecord::clone(&self.shared.record.borrow());
-            tracing::error!(%error, "cannot note that a transfer is given up");
-            return;
+        match (&sent.order, cause) {
+            // Noted before, and never called back.
+            (Order::GaveUp { .. } | Order::TakenBack { .. }, GiveUp::Unfinished) => {}
+            (Order::Open, GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unheard(_)) => {
+                sent.order = Order::GaveUp { cause: cause.to_string() };
+                if let Err(error) = self.persist().await {
+                    // Not written, so not done: the driver may still order.
+                    self.record = VmRecord::clone(&self.shared.record.borrow());
+                    tracing::error!(%error, "cannot note that a transfer is given up");
+                    return;
+                }
+            }
+            (
+                Order::Open | Order::Handed | Order::GaveUp { .. } | Order::TakenBack { .. },
+                GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unheard(_) | GiveUp::Unfinished,
+            ) => return,
         }
+        tracing::warn!(%migration, cause = %cause, "transfer is called back");
         if let Err(error) = actions::call_back(self).await {
             tracing::error!(%error, "transfer could not be called back");
         }

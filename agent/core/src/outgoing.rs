@@ -17,6 +17,8 @@ pub const TIMEOUT: Millis = Millis(3_600_000);
 pub const STALL_LIMIT: Millis = Millis(30_000);
 /// How long QEMU may plan for the guest to stand still.
 pub const DOWNTIME_LIMIT: Millis = Millis(100);
+/// How long a transfer that was given up may go on before it is called back once more.
+const CALL_BACK_AGAIN: Millis = Millis(2000);
 
 /// What a source's QEMU is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +114,9 @@ pub enum GiveUp {
     TimedOut(Millis),
     /// The guest stood still, not ordered, and no driver was heard.
     Unheard(Millis),
+    /// It was given up before, and is under way all the same: the agent died between its note and
+    /// the call, or QEMU did not hear it.
+    Unfinished,
 }
 
 impl std::fmt::Display for GiveUp {
@@ -132,6 +137,7 @@ impl std::fmt::Display for GiveUp {
                 "the guest stood still for the order and no driver was heard for {} ms",
                 limit.0
             ),
+            Self::Unfinished => f.write_str("it was given up and is still under way"),
         }
     }
 }
@@ -168,13 +174,22 @@ pub struct Watchdog {
     progressed: Millis,
     heard: Millis,
     still_since: Option<Millis>,
+    /// When it was last said that a transfer that was given up goes on.
+    reminded: Option<Millis>,
 }
 
 impl Watchdog {
     /// Begins to watch.
     #[must_use]
     pub const fn new(now: Millis) -> Self {
-        Self { began: now, bytes: 0, progressed: now, heard: now, still_since: None }
+        Self {
+            began: now,
+            bytes: 0,
+            progressed: now,
+            heard: now,
+            still_since: None,
+            reminded: None,
+        }
     }
 
     /// Notes that the driver was heard.
@@ -214,7 +229,7 @@ impl Watchdog {
     /// Says whether the transfer is to be called back, and why.
     #[must_use]
     pub fn due(
-        &self,
+        &mut self,
         now: Millis,
         sending: Sending,
         order: &Order,
@@ -222,8 +237,9 @@ impl Watchdog {
     ) -> Option<GiveUp> {
         match order {
             Order::Open => {}
-            // Once ordered, nothing is called back without proof; once called back, it is.
-            Order::Handed | Order::GaveUp { .. } | Order::TakenBack { .. } => return None,
+            // Once ordered, nothing is called back without proof.
+            Order::Handed => return None,
+            Order::GaveUp { .. } | Order::TakenBack { .. } => return self.unfinished(now, sending),
         }
         match sending {
             Sending::Standing => {
@@ -247,6 +263,18 @@ impl Watchdog {
             | Sending::TakenBack
             | Sending::Other => None,
         }
+    }
+
+    /// Says now and then that a transfer goes on though it was given up: nobody else may be there
+    /// to see that its guest stands still.
+    fn unfinished(&mut self, now: Millis, sending: Sending) -> Option<GiveUp> {
+        let goes_on = matches!(sending, Sending::Connecting | Sending::Moving | Sending::Standing);
+        let quiet = self.reminded.is_some_and(|at| now.less(at) < CALL_BACK_AGAIN);
+        if !goes_on || quiet {
+            return None;
+        }
+        self.reminded = Some(now);
+        Some(GiveUp::Unfinished)
     }
 }
 
@@ -343,6 +371,20 @@ mod tests {
         watchdog.saw(Millis(1), Sending::Standing, 10);
         for sending in [Sending::Standing, Sending::Switching, Sending::Moving] {
             assert_eq!(watchdog.due(Millis(9999), sending, &Order::Handed, LIMITS), None);
+        }
+    }
+
+    #[test]
+    fn a_transfer_that_was_given_up_and_goes_on_is_called_back_until_it_ends() {
+        let given_up = Order::GaveUp { cause: "unheard".to_owned() };
+        let mut watchdog = Watchdog::new(Millis(0));
+        let standing = Sending::Standing;
+        let again = Some(GiveUp::Unfinished);
+        assert_eq!(watchdog.due(Millis(1), standing, &given_up, LIMITS), again);
+        assert_eq!(watchdog.due(Millis(2000), standing, &given_up, LIMITS), None);
+        assert_eq!(watchdog.due(Millis(2001), standing, &given_up, LIMITS), again);
+        for over in [Sending::CallingBack, Sending::Cancelled, Sending::Idle, Sending::Complete] {
+            assert_eq!(watchdog.due(Millis(9999), over, &given_up, LIMITS), None);
         }
     }
 

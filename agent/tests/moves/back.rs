@@ -33,6 +33,22 @@ async fn a_transfer_that_is_cancelled_at_the_switchover_leaves_the_guest_where_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_died_between_its_note_and_the_call_still_lets_the_guest_go_on() {
+    let mut world = World::new().await;
+    world.up_to_the_switchover().await;
+    let path = world.a.state_dir().join("vms").join(format!("{}.json", world.vm));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    record["part"]["outgoing"]["order"] =
+        serde_json::json!({ "order": "gave_up", "cause": "nobody was heard" });
+    std::fs::write(&path, record.to_string()).unwrap();
+    world.a.restart().await;
+    let seen = world.wait(Side::A, "the guest", |seen| seen.run_state == "running").await;
+    assert!(seen.gave_up && !seen.handed, "{seen:?}");
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_that_came_back_moves_at_the_next_try() {
     let mut world = World::new().await.with_disk();
     world.up_to_the_switchover().await;

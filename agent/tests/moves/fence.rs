@@ -44,6 +44,24 @@ async fn what_is_older_is_refused_with_what_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_not_on_the_disk_is_not_held() {
+    let mut world = World::new().await;
+    world.admit(&[Side::A]).await;
+    world.claim += 1;
+    // What stands where the new record is to be written keeps every write from landing.
+    let in_the_way = world.a.state_dir().join("vms").join(format!("{}.json.new", world.vm));
+    std::fs::create_dir(&in_the_way).unwrap();
+    for _ in 0..2 {
+        assert_eq!(code(&world.claim(Side::A).await.unwrap_err()).1, "internal");
+    }
+    std::fs::remove_dir(&in_the_way).unwrap();
+    world.claim(Side::A).await.unwrap();
+    world.a.restart().await;
+    assert_eq!(world.observe(Side::A).await.claim, world.claim);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_was_refused_uses_up_its_step() {
     let mut world = World::new().await;
     world.start().await;
