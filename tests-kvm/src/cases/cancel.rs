@@ -34,7 +34,8 @@ pub(super) async fn start_endless(cluster: &Cluster<'_>, vm: &GuestVm) -> Result
     cluster.clients.wait_migration(&migration.id, "to copy", MOVE_BOUND, copying).await
 }
 
-async fn expect_cancelled(cluster: &Cluster<'_>, vm: &GuestVm, id: &str) -> Result<()> {
+/// Waits for a migration to end as its cancel wants, and proves that the guest stayed.
+pub(super) async fn expect_cancelled(cluster: &Cluster<'_>, vm: &GuestVm, id: &str) -> Result<()> {
     let migration = settle(cluster, vm, id, End::Aborted).await?;
     if migration.state != "cancelled" || !migration.cancel_requested {
         bail!("a cancelled migration says {}: {:?}", migration.state, migration.error);

@@ -42,23 +42,36 @@ impl Victim {
 struct Moment {
     label: &'static str,
     point: &'static str,
+    tier: Tier,
 }
 
-const CAPTURED: Moment = Moment { label: "captured-not-ordered", point: "before_commit.ordered" };
-const RESTORED: Moment = Moment { label: "restored", point: "before_commit.restored" };
-const COMMITTED: Moment = Moment { label: "committed", point: "after_commit.committed" };
-const ATTACHED: Moment = Moment { label: "attached", point: "after_commit.attached" };
+const CAPTURED: Moment =
+    Moment { label: "captured-not-ordered", point: "before_commit.ordered", tier: Tier::Subset };
+const ORDERED: Moment = Moment { label: "ordered", point: "after_commit.ordered", tier: Tier::All };
+const RESTORED: Moment =
+    Moment { label: "restored", point: "before_commit.restored", tier: Tier::Subset };
+const COMMITTED: Moment =
+    Moment { label: "committed", point: "after_commit.committed", tier: Tier::Subset };
+/// The guest has gone on at the destination, and the planner has not written that down yet.
+const CONTINUED: Moment =
+    Moment { label: "continued", point: "before_commit.attached", tier: Tier::All };
+const ATTACHED: Moment =
+    Moment { label: "attached", point: "after_commit.attached", tier: Tier::Subset };
 
 pub(super) fn cases() -> Vec<Case> {
     let copying = [(Victim::Receiver, End::Aborted), (Victim::Source, End::Failed)];
     let moments = [
         (Victim::Receiver, CAPTURED, End::Aborted),
+        (Victim::Receiver, ORDERED, End::Aborted),
         (Victim::Receiver, RESTORED, End::Aborted),
         (Victim::Receiver, COMMITTED, End::Aborted),
+        (Victim::Receiver, CONTINUED, End::Failed),
         (Victim::Receiver, ATTACHED, End::Failed),
         (Victim::Source, CAPTURED, End::Failed),
+        (Victim::Source, ORDERED, End::Failed),
         (Victim::Source, RESTORED, End::Done),
         (Victim::Source, COMMITTED, End::Done),
+        (Victim::Source, CONTINUED, End::Done),
         (Victim::Source, ATTACHED, End::Done),
     ];
     let copying = copying.map(|(victim, end)| {
@@ -67,14 +80,14 @@ pub(super) fn cases() -> Vec<Case> {
     });
     let moments = moments.map(|(victim, moment, end)| {
         let name = format!("{}-dies-at-{}-is-{}", victim.label(), moment.label, end.phase());
-        Case::new(name, Tier::Subset, move |cluster| Box::pin(at(cluster, victim, moment, end)))
+        Case::new(name, moment.tier, move |cluster| Box::pin(at(cluster, victim, moment, end)))
     });
     copying.into_iter().chain(moments).collect()
 }
 
 /// Kills the QEMU process of a VM on a host, as the kernel's memory killer would, and waits until
 /// the host's agent has seen it: before that, whatever is commanded is commanded in good faith.
-async fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
+pub(super) async fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
     let uuid = vm.uuid.to_string();
     let found = qemu_processes(cluster.lab, [host])?;
     let process = found.iter().find(|process| process.uuid == uuid);
