@@ -24,43 +24,14 @@ pub(super) async fn run(
 ) -> Result<Outcome, CommandError> {
     let uri = uri(transfer.listener.as_ref())?;
     let policy = transfer.policy.unwrap_or_default();
-    let generation = match &lane.record.part {
-        Part::Running { process, .. } => process.generation,
-        Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => {
-            return Err(CommandError::wrong_state("the VM does not run here"));
-        }
-    };
-    if fence.generation != generation {
-        return Err(CommandError::wrong_state(format!(
-            "the guest runs here under generation {generation}, the command is of {}",
-            fence.generation
-        )));
-    }
-    let current = lane.record.fence.migration;
-    if lane.record.unsettled_order().is_some_and(|sent| Some(sent.migration) != current) {
-        return Err(CommandError::wrong_state(
-            "the guest was handed over by an earlier migration, and that is not settled",
-        ));
-    }
+    check_owner(lane, fence)?;
     let process = lane.process()?;
-    if let Some(sent) = lane.record.outgoing() {
-        match &sent.order {
-            Order::GaveUp { cause } | Order::TakenBack { cause } => {
-                return Err(CommandError::GaveUp(cause.clone()));
-            }
-            Order::Handed => return Ok(Outcome::default()),
-            Order::Open => {}
-        }
-        match sent.issue {
-            // Under way, or over: either is observed.
-            Issue::Accepted => return Ok(Outcome::default()),
-            Issue::Intended | Issue::Refused => {
-                let sending = sending_of(Some(sent), &lane.shared.sight.borrow());
-                if sending != Sending::Idle {
-                    accepted(lane);
-                    return Ok(Outcome::default());
-                }
-            }
+    match begun(lane)? {
+        Begun::NotYet => {}
+        Begun::Noted => return Ok(Outcome::default()),
+        Begun::Unnoted => {
+            accepted(lane);
+            return Ok(Outcome::default());
         }
     }
     let before = prepare(&process, &policy).await?;
@@ -90,6 +61,51 @@ pub(super) async fn run(
                 lane.persist().await?;
             }
             Err(CommandError::failed("begin to send", &error))
+        }
+    }
+}
+
+/// Refuses where the guest is not this host's to send.
+fn check_owner(lane: &Lane, fence: &Fence) -> Result<(), CommandError> {
+    let generation = match &lane.record.part {
+        Part::Running { process, .. } => process.generation,
+        Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => {
+            return Err(CommandError::wrong_state("the VM does not run here"));
+        }
+    };
+    if fence.generation != generation {
+        return Err(CommandError::wrong_state(format!(
+            "the guest runs here under generation {generation}, the command is of {}",
+            fence.generation
+        )));
+    }
+    match lane.record.unsettled_order() {
+        Some(sent) if sent.migration != fence.migration => Err(CommandError::wrong_state(
+            "the guest was handed over by an earlier migration, and that is not settled",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether this transfer was begun before.
+enum Begun {
+    NotYet,
+    /// Under way, or over: either is observed.
+    Noted,
+    /// QEMU took it, and the agent died before it could note that.
+    Unnoted,
+}
+
+fn begun(lane: &Lane) -> Result<Begun, CommandError> {
+    let Some(sent) = lane.record.outgoing() else { return Ok(Begun::NotYet) };
+    match (&sent.order, sent.issue) {
+        (Order::GaveUp { cause } | Order::TakenBack { cause }, _) => {
+            Err(CommandError::GaveUp(cause.clone()))
+        }
+        (Order::Handed, _) | (Order::Open, Issue::Accepted) => Ok(Begun::Noted),
+        (Order::Open, Issue::Intended | Issue::Refused) => {
+            let sending = sending_of(Some(sent), &lane.shared.sight.borrow());
+            Ok(if sending == Sending::Idle { Begun::NotYet } else { Begun::Unnoted })
         }
     }
 }
