@@ -156,6 +156,23 @@ fn error(host: &HostId, operation: &'static str, status: &Status) -> AgentError 
     }
 }
 
+/// Refuses the word of another host's agent: an address may have passed on since it was learnt, and
+/// what one host says of a VM proves nothing of another.
+fn of_host(
+    host: &HostId,
+    operation: &'static str,
+    observation: VmObservation,
+) -> Answer<VmObservation> {
+    if observation.host_id == host.as_str() {
+        return Ok(observation);
+    }
+    Err(AgentError::Unreachable {
+        host: host.clone(),
+        operation,
+        reason: format!("the agent of host `{}` answered at its address", observation.host_id),
+    })
+}
+
 fn operation(action: Option<&Action>) -> &'static str {
     match action {
         None => "nothing",
@@ -191,7 +208,8 @@ impl Agents for GrpcAgents {
     ) -> BoxFuture<'a, Answer<VmObservation>> {
         Box::pin(async move {
             let mut client = self.client(host, "claim")?;
-            answer(host, "claim", LOOK_DEADLINE, client.claim(request)).await
+            let seen = answer(host, "claim", LOOK_DEADLINE, client.claim(request)).await?;
+            of_host(host, "claim", seen)
         })
     }
 
@@ -204,7 +222,11 @@ impl Agents for GrpcAgents {
             let name = operation(request.action.as_ref());
             let deadline = deadline(request.action.as_ref());
             let mut client = self.client(host, name)?;
-            answer(host, name, deadline, client.execute(request)).await
+            let mut reply = answer(host, name, deadline, client.execute(request)).await?;
+            if let Some(seen) = reply.observation.take() {
+                reply.observation = Some(of_host(host, name, seen)?);
+            }
+            Ok(reply)
         })
     }
 
@@ -215,7 +237,8 @@ impl Agents for GrpcAgents {
     ) -> BoxFuture<'a, Answer<VmObservation>> {
         Box::pin(async move {
             let mut client = self.client(host, "observe")?;
-            answer(host, "observe", LOOK_DEADLINE, client.observe(request)).await
+            let seen = answer(host, "observe", LOOK_DEADLINE, client.observe(request)).await?;
+            of_host(host, "observe", seen)
         })
     }
 
@@ -232,6 +255,7 @@ impl Agents for GrpcAgents {
             let stream = answer(&host, "watch", LOOK_DEADLINE, opening).await?;
             let each = move |item: Result<VmObservation, Status>| {
                 item.map_err(|status| error(&host, "watch", &status))
+                    .and_then(|seen| of_host(&host, "watch", seen))
             };
             Ok(stream.map(each))
         };
@@ -266,5 +290,20 @@ impl Agents for GrpcAgents {
             answer(host, "check_destination", LOOK_DEADLINE, client.check_destination(request))
                 .await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_of_another_hosts_agent_counts_for_nothing() {
+        let host: HostId = "a".parse().unwrap();
+        let said = |by: &str| VmObservation { host_id: by.to_owned(), ..VmObservation::default() };
+        assert!(of_host(&host, "claim", said("a")).is_ok());
+        let error = of_host(&host, "claim", said("b")).unwrap_err();
+        assert!(error.to_string().contains("host `b` answered"), "{error}");
+        assert_eq!(error.code(), "");
     }
 }
