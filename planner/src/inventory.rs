@@ -8,23 +8,27 @@
 mod fleet;
 mod truth;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::{info, warn};
 use vmferry_planner_core::fleet::{Demand, Report, VmUse};
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
-use vmferry_types::{Bytes, HostId, Role, Timestamp, VmId};
+use vmferry_types::{Bytes, HostId, Millis, Role, Timestamp, VmId};
 
 pub use fleet::{held, snapshot};
 
 use crate::agents::rpc::Directory;
 use crate::config::{Config, HostSettings};
-use crate::store::{HostRow, Lost, SavedHost, Store, StoreError};
+use crate::store::{HostRow, Lost, SavedHost, Store, StoreError, VmRow};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
 const SUPERSEDED_MAX: usize = 16;
+
+/// For so long after a report its address is that host's: another agent that reports under the
+/// same id from elsewhere meanwhile is a second one, not the same one moved.
+const ADDRESS_HELD: Millis = Millis(30_000);
 
 /// A host as it was last heard.
 #[derive(Clone, Debug)]
@@ -208,7 +212,7 @@ impl Inventory {
             return Ok(refused(why));
         }
         let report = Arc::new(report);
-        match self.receive(&host, &report) {
+        match self.receive(&host, &report, now) {
             Reception::Refused(why) => {
                 warn!(host_id = %host, reason = why, "report refused");
                 return Ok(refused(why));
@@ -229,20 +233,19 @@ impl Inventory {
             let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
             if let Some(row) = truth::compare(store, &host, &report, (id, vm), now).await? {
                 doubted.extend(truth::doubted(&host, &report, (vm, &row)));
-                generations.push(VmGeneration {
-                    vm_id: row.id.to_string(),
-                    generation: row.generation.value(),
-                    claim: row.claim.value(),
-                    host_id: row.host.map(|host| host.to_string()).unwrap_or_default(),
-                });
+                generations.push(generation(&row));
             }
+        }
+        if report.journal_unreadable {
+            let told = forgotten(&host, &report, &store.vms().await?);
+            generations.extend(told);
         }
         let reply = ReportReply { refused: String::new(), generations };
         Ok(Taken { reply, doubted })
     }
 
     /// Decides what a report is, before anything is kept of it.
-    fn receive(&self, host: &HostId, report: &HostReport) -> Reception {
+    fn receive(&self, host: &HostId, report: &HostReport, now: Timestamp) -> Reception {
         let entries = self.locked();
         let Some(entry) = entries.get(host) else {
             return Reception::New { introduce: true };
@@ -257,6 +260,16 @@ impl Inventory {
             && heard.report.sequence >= report.sequence
         {
             return Reception::Old;
+        }
+        if let Some(heard) = &entry.heard
+            && heard.report.agent_instance != report.agent_instance
+            && heard.report.agent_address != report.agent_address
+            && now.since(heard.at) < ADDRESS_HELD
+        {
+            return Reception::Refused(format!(
+                "an agent at {} reports as host {host} too; two agents must not share a host id: give one of them its own, or, if the host has moved to {}, wait half a minute",
+                heard.report.agent_address, report.agent_address
+            ));
         }
         let same = entry.row.as_ref().is_some_and(|row| {
             row.name == display_name(report)
@@ -324,6 +337,27 @@ fn count_too(report: &mut Report, arrived: &BTreeMap<VmId, VmUse>) {
             }
         }
     }
+}
+
+/// Writes what is held to be true of a VM.
+fn generation(row: &VmRow) -> VmGeneration {
+    VmGeneration {
+        vm_id: row.id.to_string(),
+        generation: row.generation.value(),
+        claim: row.claim.value(),
+        host_id: row.host.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+/// Returns what a host whose journal is new or was lost has to know again before that proves
+/// anything (rule R3): every VM that is its own, or under way, perhaps to it.
+fn forgotten(host: &HostId, report: &HostReport, rows: &[VmRow]) -> Vec<VmGeneration> {
+    let named: BTreeSet<&str> = report.vms.iter().map(|vm| vm.vm_id.as_str()).collect();
+    rows.iter()
+        .filter(|row| row.host.as_ref() == Some(host) || row.admission.is_some())
+        .map(generation)
+        .filter(|row| !named.contains(row.vm_id.as_str()))
+        .collect()
 }
 
 /// Returns the name that a host is shown under.

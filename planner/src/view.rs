@@ -5,7 +5,7 @@ mod migration;
 
 use vmferry_planner_core::migration::{Blocker, Entry, Event};
 use vmferry_proto::v1;
-use vmferry_types::{HostId, Role};
+use vmferry_types::{HostId, PowerState, Role};
 
 pub use host::hosts;
 pub use migration::{migration, still_ms, stuck, summary};
@@ -139,6 +139,20 @@ fn contradiction(row: &VmRow, reported: &[(HostId, v1::VmReport)]) -> Option<Str
     if row.admission.is_some() {
         return None;
     }
+    // Not from before the last start: a report under its claim, or a later one.
+    let missing = |(host, report): &&(HostId, v1::VmReport)| {
+        let role = Role::from_label(&report.role);
+        Some(host) == row.host.as_ref()
+            && row.power == PowerState::Running
+            && report.knowledge() == v1::Knowledge::Known
+            && matches!(role, Some(Role::Absent | Role::Stopped))
+            && report.claim >= row.claim.value()
+    };
+    let missing = reported.iter().find(missing).map(|(host, _)| {
+        format!(
+            "host {host} knows of no process of it: see what runs there before it is started elsewhere"
+        )
+    });
     let running: Vec<String> = reported
         .iter()
         .filter(|(host, report)| {
@@ -152,6 +166,7 @@ fn contradiction(row: &VmRow, reported: &[(HostId, v1::VmReport)]) -> Option<Str
                 report.role, report.generation
             )
         })
+        .chain(missing)
         .collect();
     if running.is_empty() { None } else { Some(running.join("; ")) }
 }

@@ -25,6 +25,52 @@ async fn two_agents_under_one_id_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_second_agent_under_a_living_hosts_id_is_not_taken_for_it() {
+    let bench = Bench::new(&["a"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    let mut typo = bench.world.report("a");
+    typo.agent_instance = "another".to_owned();
+    typo.agent_address = "elsewhere:9097".to_owned();
+    typo.boot_id = "another-machine".to_owned();
+    typo.vms.clear();
+    let reply = bench.planner.report(typo).await.unwrap();
+    assert!(reply.refused.contains("two agents must not share"), "{reply:?}");
+    bench.report(&["a"]).await;
+    assert_eq!(bench.planner.get_host("a").await.unwrap().agent_address, "a:9097");
+    assert_eq!(bench.planner.get_vm(&vm.id).await.unwrap().power, "running");
+}
+
+#[tokio::test]
+async fn a_host_that_lost_its_journal_is_told_what_it_forgot() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.start("web2", 2, "b").await;
+    bench.world.lose_journal("a", &vm.id);
+    let told = bench.planner.report(bench.world.report("a")).await.unwrap();
+    assert!(told.generations.is_empty(), "a journal that is whole forgot nothing: {told:?}");
+    let mut report = bench.world.report("a");
+    report.journal_unreadable = true;
+    let told = bench.planner.report(report).await.unwrap().generations;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!((&told[0].vm_id, told[0].host_id.as_str()), (&vm.id, "a"));
+    assert_eq!((told[0].generation, told[0].claim), (vm.generation, vm.claim));
+    // Once it knows them again, that it has nothing of the VM is shown, and moves nothing.
+    let mut report = bench.world.report("a");
+    report.vms.push(v1::VmReport {
+        vm_id: vm.id.clone(),
+        role: "absent".to_owned(),
+        knowledge: v1::Knowledge::Known.into(),
+        generation: vm.generation,
+        claim: vm.claim,
+        ..v1::VmReport::default()
+    });
+    bench.planner.report(report).await.unwrap();
+    let shown = bench.planner.get_vm("web1").await.unwrap();
+    assert_eq!((shown.power.as_str(), shown.host.as_str()), ("running", "a"));
+    assert!(shown.error.contains("host a knows of no process of it"), "{}", shown.error);
+}
+
+#[tokio::test]
 async fn hostile_reports_are_refused() {
     let bench = Bench::new(&["a"]).await;
     for spoil in [
