@@ -5,9 +5,11 @@ use std::path::Path;
 use vmferry_agent_core::capabilities;
 use vmferry_agent_core::definition::Definition;
 use vmferry_proto::v1;
+use vmferry_types::VmId;
 
 use crate::agent::Agent;
-use crate::network;
+use crate::error::CommandError;
+use crate::{network, report};
 
 /// Collects blockers of this host.
 struct Blockers<'a> {
@@ -76,6 +78,20 @@ impl Blockers<'_> {
             }
             Err(error) => self.add("missing_bridge", crate::error::chain(&error)),
         }
+    }
+}
+
+/// Refuses where a QEMU of this VM runs here that the journal does not know.
+pub(crate) async fn alone(agent: &Agent, vm: VmId) -> Result<(), CommandError> {
+    if agent.stranger_of(vm).is_some() {
+        // It was seen a while ago; it may have gone.
+        report::look_for_strangers(agent).await;
+    }
+    match agent.stranger_of(vm) {
+        None => Ok(()),
+        Some(stranger) => Err(CommandError::wrong_state(format!(
+            "another QEMU of this VM runs here, and it is not the agent's: {stranger}; end it first"
+        ))),
     }
 }
 

@@ -30,6 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     let vms = agent.vms();
     let targets: Vec<Target> = vms.iter().map(|vm| Target::of(&vm.shared)).collect();
+    let own = own_dirs(agent);
     let looked = tokio::task::spawn_blocking(move || Looked {
         used: targets.iter().map(Target::used_bytes).collect(),
         memory: host::memory(),
@@ -38,7 +39,7 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     })
     .await
     .unwrap_or_default();
-    note_strangers(agent, looked.scan);
+    note_strangers(agent, own, looked.scan);
     let bridges = network::bridges().await.unwrap_or_default();
     let reports: Vec<v1::VmReport> = vms
         .iter()
@@ -110,21 +111,28 @@ struct Looked {
 
 /// Looks for QEMU processes that are not ours.
 pub(crate) async fn look_for_strangers(agent: &Agent) {
+    let own = own_dirs(agent);
     let scan = tokio::task::spawn_blocking(process::scan).await;
-    note_strangers(agent, scan.ok().and_then(Result::ok));
+    note_strangers(agent, own, scan.ok().and_then(Result::ok));
 }
 
-/// Notes which QEMU processes here are not ours.
-fn note_strangers(agent: &Agent, scan: Option<process::Scan>) {
+/// Returns the directories of every launch that the journal knows now.
+fn own_dirs(agent: &Agent) -> BTreeSet<PathBuf> {
+    agent
+        .vms()
+        .iter()
+        .filter_map(|vm| vm.shared.record.borrow().process().map(|written| (&written.dir).into()))
+        .collect()
+}
+
+/// Notes which QEMU processes here are not ours: neither before nor after the look, since one may
+/// have been launched or ended meanwhile.
+fn note_strangers(agent: &Agent, mut own: BTreeSet<PathBuf>, scan: Option<process::Scan>) {
     // Where nothing could be looked at, what was seen last still counts.
     let Some(scan) = scan else { return };
     // Another agent on this machine answers for what it launched.
     let anothers = |dir: &PathBuf| dir.parent() != Some(agent.config.run_dir.as_path());
-    let own: BTreeSet<PathBuf> = agent
-        .vms()
-        .iter()
-        .filter_map(|vm| vm.shared.record.borrow().process().map(|written| (&written.dir).into()))
-        .collect();
+    own.extend(own_dirs(agent));
     let strangers = scan
         .qemus
         .into_iter()

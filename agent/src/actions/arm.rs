@@ -44,11 +44,7 @@ pub(super) async fn run(
         Armed::Unfinished | Armed::Nothing => {}
     }
     lane.check_journal()?;
-    if let Some(stranger) = lane.agent.stranger_of(fence.vm) {
-        return Err(CommandError::wrong_state(format!(
-            "another QEMU of this VM runs here: {stranger}"
-        )));
-    }
+    check::alone(&lane.agent, fence.vm).await?;
     let blockers = check::receivable(&lane.agent, &vm, &source).await;
     if !blockers.is_empty() {
         return Err(CommandError::Blocked(blockers));

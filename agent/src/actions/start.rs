@@ -26,11 +26,7 @@ pub(super) async fn run(
         return Ok(Outcome { resolved_machine, ..Outcome::default() });
     }
     lane.check_journal()?;
-    if let Some(stranger) = lane.agent.stranger_of(fence.vm) {
-        return Err(CommandError::wrong_state(format!(
-            "another QEMU of this VM runs here: {stranger}"
-        )));
-    }
+    check::alone(&lane.agent, fence.vm).await?;
     let blockers = check::startable(&lane.agent, &vm, &start.resolved_machine).await;
     if !blockers.is_empty() {
         return Err(CommandError::Blocked(blockers));

@@ -132,3 +132,27 @@ async fn a_report_says_what_runs_and_how_much_it_takes() {
     assert!(!report.journal_unreadable && !report.learning);
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vm_whose_qemu_somebody_else_started_here_is_not_started_again() {
+    let mut world = World::new().await;
+    let mut stranger = std::process::Command::new("qemu-system-x86_64")
+        .args(["-machine", "none", "-display", "none", "-nodefaults", "-S", "-uuid", &world.vm])
+        .spawn()
+        .unwrap();
+    let report = loop {
+        let report = world.a.client.get_report(v1::GetReportRequest {}).await.unwrap().into_inner();
+        if report.strangers.iter().any(|stranger| stranger.contains(&world.vm)) {
+            break report;
+        }
+    };
+    assert!(report.vms.is_empty());
+    world.claim(Side::A).await.unwrap();
+    let refused = start(&world);
+    let refused = world.execute(Side::A, refused).await.unwrap_err();
+    assert_eq!(code(&refused).1, "wrong_state");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    world.start().await;
+    world.end().await;
+}
