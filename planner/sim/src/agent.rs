@@ -232,9 +232,10 @@ impl Agent {
         self.write(vm, |known| *known = record);
         self.world.with(|state| {
             if let Some(agent) = state.agent_mut(&self.host) {
-                // What was not there when the agent started has no process to learn of.
                 agent.lane(vm).heard = Instant::now();
             }
+            let heard = state.words.entry((self.host.clone(), vm)).or_insert((word.claim, word.step));
+            *heard = (*heard).max((word.claim, word.step));
         });
         self.step().await;
         Ok(self.observe(vm))

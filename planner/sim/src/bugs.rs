@@ -1,6 +1,7 @@
 //! Mistakes made on purpose: a simulation that does not find them would not find others.
 //!
-//! They exist only in builds with the feature `deliberate-bugs`.
+//! They are made only in builds with the feature `deliberate-bugs`. Each is one that nothing else
+//! in the agent or the planner makes good.
 
 /// One mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,12 +14,8 @@ pub enum Bug {
     AgentForgetsAnswers,
     /// The agent takes an older claim.
     AgentTakesOlderClaim,
-    /// The agent lets an ordered source go on without the proof that the receiver is gone.
-    AgentResumesWithoutProof,
     /// The agent does not note the order before QEMU hears it.
     AgentForgetsOrder,
-    /// The agent does not note that it gave up.
-    AgentForgetsGivingUp,
     /// The agent does not note that it continued the receiver.
     AgentForgetsCont,
     /// After a restart the agent keeps no hold limit.
@@ -29,28 +26,24 @@ pub enum Bug {
     AgentTakesSilenceForDeath,
     /// A restarted agent finds every process gone that it did not start.
     AgentForgetsProcesses,
-    /// The agent arms a second receiver for one that it ended.
-    AgentArmsAgain,
     /// The agent says that a receiver is gone before it is.
     AgentLiesAboutGone,
-    /// What QEMU says of an earlier attempt is taken for this one.
-    AgentMixesAttempts,
     /// The tap of an ended receiver stays.
     AgentLeaksTap,
-    /// The agent goes on at the source by itself after a restart.
+    /// A restarted agent lets everything go on that stands still.
     AgentStartsBySelf,
-    /// A receiver that has not everything is continued.
-    AgentContinuesEarly,
-    /// A source is released under the generation that it runs under.
-    AgentReleasesOwner,
     /// A planner that takes over keeps the claim of the one before.
     PlannerKeepsClaim,
     /// A planner counts a look as an answer to its claim.
     PlannerClaimsUnheard,
     /// A planner takes an agent that does not answer for a QEMU that is gone.
     PlannerTakesSilenceForDeath,
+    /// A planner lets the destination go on as soon as it has ordered the switchover.
+    PlannerContinuesEarly,
     /// The store writes a row that was decided on an older one.
     StoreWritesAnyway,
+    /// The store says that a row is written, and it is not always.
+    StoreLosesWrites,
     /// The store does not count what is reserved when it grants.
     StoreForgetsReservations,
 }
@@ -62,25 +55,21 @@ impl Bug {
         Self::AgentObeysDelayedStep,
         Self::AgentForgetsAnswers,
         Self::AgentTakesOlderClaim,
-        Self::AgentResumesWithoutProof,
         Self::AgentForgetsOrder,
-        Self::AgentForgetsGivingUp,
         Self::AgentForgetsCont,
         Self::AgentForgetsHold,
         Self::AgentTrustsLostJournal,
         Self::AgentTakesSilenceForDeath,
         Self::AgentForgetsProcesses,
-        Self::AgentArmsAgain,
         Self::AgentLiesAboutGone,
-        Self::AgentMixesAttempts,
         Self::AgentLeaksTap,
         Self::AgentStartsBySelf,
-        Self::AgentContinuesEarly,
-        Self::AgentReleasesOwner,
         Self::PlannerKeepsClaim,
         Self::PlannerClaimsUnheard,
         Self::PlannerTakesSilenceForDeath,
+        Self::PlannerContinuesEarly,
         Self::StoreWritesAnyway,
+        Self::StoreLosesWrites,
         Self::StoreForgetsReservations,
     ];
 }

@@ -68,6 +68,17 @@ impl Cluster {
             }),
             Blow::Silence => self.silence(host, dice),
             Blow::Clock => self.jump(dice),
+            Blow::Journal => {
+                self.world.with(|state| {
+                    state.kill_agent(host);
+                    if let Some(there) = state.hosts.get_mut(host) {
+                        there.journal.records.clear();
+                        there.journal.lost = true;
+                    }
+                    state.note(|| format!("host {host}: the journal is lost"));
+                });
+                self.world.restart_agent(host.clone(), dice.millis(5, 3_000));
+            }
         }
     }
 

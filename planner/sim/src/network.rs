@@ -11,8 +11,9 @@ use futures::stream::{BoxStream, StreamExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use vmferry_planner::agents::{AgentError, Agents, Answer};
+use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
-    CheckReply, ClaimRequest, ExecuteReply, ExecuteRequest, ObserveRequest, SourceDescription,
+    ContinueDestination, CheckReply, ClaimRequest, ExecuteReply, ExecuteRequest, ObserveRequest, SourceDescription,
     VmObservation,
 };
 use vmferry_types::{HostId, VmId};
@@ -166,6 +167,34 @@ impl SimAgents {
         }
     }
 
+    /// The deliberate mistake: an order is as good as a commit.
+    fn continue_early(&self, request: &ExecuteRequest) {
+        let ordered = matches!(request.action, Some(Action::OrderSwitchover(_)));
+        let world = &self.life.world;
+        if !ordered || !world.with(|state| state.bugged(Bug::PlannerContinuesEarly)) {
+            return;
+        }
+        let Some(mut fence) = request.fence.clone() else { return };
+        let destination = world.with(|state| {
+            let mut rows = state.tables.migrations.values();
+            let row = rows.find(|row| row.migration.id.to_string() == fence.migration_id)?;
+            row.migration.destination().cloned()
+        });
+        let Some(destination) = destination else { return };
+        fence.generation += 1;
+        fence.step += 1;
+        let action = Some(Action::ContinueDestination(ContinueDestination {}));
+        let early = ExecuteRequest { fence: Some(fence), action };
+        let passage = Passage {
+            delay: Duration::from_millis(60),
+            arrives: true,
+            answered: true,
+            again: None,
+            refused: false,
+        };
+        world.carry(self.place(), destination, Ask::Execute(Box::new(early)), passage, None);
+    }
+
     fn observation(tell: Tell) -> VmObservation {
         match tell {
             Tell::Observation(seen) => *seen,
@@ -314,6 +343,7 @@ impl Agents for SimAgents {
         request: ExecuteRequest,
     ) -> BoxFuture<'a, Answer<ExecuteReply>> {
         Box::pin(async move {
+            self.continue_early(&request);
             let told = self.ask(host, "execute", Ask::Execute(Box::new(request))).await?;
             Ok(match told {
                 Tell::Reply(reply) => *reply,

@@ -251,6 +251,10 @@ impl Store for SimStore {
     ) -> Stored<'a, Commit<Box<MigrationRow>>> {
         Box::pin(self.write("commit", move |state| {
             let write = Write { before, entries: changes, notes, now_us };
+            let loses = state.bugged(Bug::StoreLosesWrites) && state.dice.store.chance(100);
+            if loses {
+                return lost_write(before, changes, notes);
+            }
             let outcome = if state.bugged(Bug::StoreWritesAnyway) {
                 state.tables.commit_anyway(&write)
             } else {
@@ -289,6 +293,20 @@ impl Store for SimStore {
     ) -> Stored<'a, Commit<()>> {
         Box::pin(std::future::pending())
     }
+}
+
+/// The deliberate mistake: the row as it would be, had it been written.
+fn lost_write(
+    before: &MigrationRow,
+    changes: &[Change],
+    notes: &Notes,
+) -> Result<Commit<Box<MigrationRow>>, StoreError> {
+    let mut row = MigrationRow { notes: notes.clone(), ..before.clone() };
+    for change in changes {
+        row.migration = change.after.clone();
+        row.seq = row.seq.next();
+    }
+    Ok(Commit::Done(Box::new(row)))
 }
 
 /// The changes that a grant makes.

@@ -74,6 +74,8 @@ pub enum Blow {
     PowerOff,
     /// The wall clock jumps.
     Clock,
+    /// A host's journal is lost; its agent starts without.
+    Journal,
 }
 
 const BLOWS: [Blow; 11] = [
@@ -144,6 +146,10 @@ impl Weather {
         weather.store_max = if dice.chance(200) { dice.between(50, 3_000) } else { 2 };
         weather.blow_every = if dice.chance(800) { dice.between(300, 8_000) } else { 0 };
         weather.blows = BLOWS.into_iter().filter(|_| dice.chance(350)).collect();
+        // What hangs on a lost journal stays stuck: rare, or there would be little else to see.
+        if dice.chance(80) {
+            weather.blows.push(Blow::Journal);
+        }
         weather.planners = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.vms = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, Timestamp, VmId};
+use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, PhaseLabel, Step, VmId};
 
 use crate::bugs::Bug;
 use crate::channel::Channel;
@@ -127,6 +127,8 @@ pub(crate) struct State {
     pub(crate) cuts: BTreeSet<(Place, Place)>,
     pub(crate) channels: BTreeMap<ChannelId, Channel>,
     pub(crate) guests: BTreeMap<VmId, Guest>,
+    /// The newest claim and step that an agent has heard of a VM, whatever it remembers of them.
+    pub(crate) words: BTreeMap<(HostId, VmId), (Claim, Step)>,
     /// The newest generation that any commit gave out.
     pub(crate) ledger: BTreeMap<VmId, Generation>,
     pub(crate) tables: Tables,
@@ -240,6 +242,7 @@ impl State {
             cuts: BTreeSet::new(),
             channels: BTreeMap::new(),
             guests: BTreeMap::new(),
+            words: BTreeMap::new(),
             ledger: BTreeMap::new(),
             tables: Tables::default(),
             violations: Vec::new(),
@@ -343,11 +346,6 @@ impl World {
 
     pub(crate) fn note(&self, line: impl FnOnce() -> String) {
         self.with(|state| state.note(line));
-    }
-
-    /// The wall clock that everyone shares.
-    pub(crate) fn now(&self) -> Timestamp {
-        Timestamp(vmferry_planner::clock::now().value())
     }
 }
 

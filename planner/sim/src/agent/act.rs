@@ -64,9 +64,20 @@ impl Agent {
         })
     }
 
-    /// I2: no effect lands under an older generation than any commit gave out.
+    /// I2: no effect lands under an older generation than any commit gave out, nor after a newer
+    /// word was heard here.
     fn land(&self, vm: VmId, word: &Word, name: &str) {
         self.world.with(|state| {
+            let heard = state.words.entry((self.host.clone(), vm)).or_insert((word.claim, word.step));
+            let newest = *heard;
+            *heard = newest.max((word.claim, word.step));
+            if (word.claim, word.step) < newest {
+                state.violated(
+                    Invariant::Generations,
+                    format!("{name} of {} lands on {} by claim {}, step {}, after {newest:?} was heard",
+                        short(vm), self.host, word.claim, word.step),
+                );
+            }
             let newest = state.ledger.get(&vm).copied();
             if let Some(newest) = newest.filter(|newest| word.generation < *newest) {
                 state.violated(

@@ -83,7 +83,7 @@ impl State {
         fill_record(&mut seen, record);
         fill_gone(&mut seen, record, judged.as_ref());
         if let Some(qemu) = qemu {
-            fill_qemu(&mut seen, record, qemu, self.bugged(Bug::AgentMixesAttempts));
+            fill_qemu(&mut seen, record, qemu);
         }
         let still = agent
             .and_then(|agent| agent.lanes.get(&vm)?.still_since)
@@ -129,7 +129,7 @@ fn fill_gone(seen: &mut v1::VmObservation, record: &Record, judged: Option<&Judg
     }
 }
 
-fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu, mixes: bool) {
+fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu) {
     seen.qemu = Some(v1::QemuProcess {
         pid: qemu.pid,
         start_time: qemu.start_time,
@@ -154,7 +154,6 @@ fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu, mixes: 
                 Issue::Intended => Some(qemu.transfer),
             },
             None if process.admission == migration => Some(qemu.transfer),
-            None if mixes => Some(qemu.transfer),
             None => None,
         },
         Part::Receiver { migration: of, .. } => (*of == migration).then_some(qemu.transfer),

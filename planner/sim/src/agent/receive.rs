@@ -14,7 +14,6 @@ impl Agent {
     /// Starts the receiver, or finds the one already there.
     pub(super) async fn arm(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
-        let again = self.world.with(|state| state.bugged(Bug::AgentArmsAgain));
         match &record.part {
             Part::Receiver { process, migration, port, .. } if *migration == word.migration => {
                 return self.rearm(vm, process, *port).await;
@@ -28,7 +27,7 @@ impl Agent {
             Part::Absent | Part::Stopped => {}
         }
         let over = record.ended.is_some_and(|ended| ended.migration == Some(word.migration));
-        if over && !again {
+        if over {
             return Err(Refusal::new("receiver_gone", "the receiver of this migration has ended"));
         }
         let blocked = self.world.with(|state| {
@@ -176,13 +175,12 @@ impl Agent {
             }
             None => return Err(Refusal::new("internal", "the host is gone")),
         };
-        let early = self.world.with(|state| state.bugged(Bug::AgentContinuesEarly));
         let complete = self.world.with(|state| {
             state.qemu(&self.host, pid).is_some_and(|qemu| {
                 qemu.transfer == TransferState::Completed && qemu.run != RunState::InMigrate
             })
         });
-        if !complete && !early {
+        if !complete {
             return Err(Refusal::new("wrong_state", "the receiver has not everything"));
         }
         self.note_cont(vm, word);

@@ -158,10 +158,7 @@ impl Agent {
                 return Err(Refusal::new("wrong_state", "the switchover was ordered"));
             }
             Some(Order::Open) => {
-                let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsGivingUp));
-                if !forgets {
-                    self.decided(vm, &Order::GaveUp(cause.to_owned()));
-                }
+                self.decided(vm, &Order::GaveUp(cause.to_owned()));
             }
         }
         self.step().await;
@@ -229,10 +226,9 @@ impl Agent {
         word: &Word,
     ) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
-        let owner = self.world.with(|state| state.bugged(Bug::AgentReleasesOwner));
         let proof = match &record.part {
             Part::Running { process, .. } => {
-                if process.generation >= word.generation && !owner {
+                if process.generation >= word.generation {
                     return Err(Refusal::new("wrong_state", "the VM is owned here"));
                 }
                 let proof = self.kill(process).await?;

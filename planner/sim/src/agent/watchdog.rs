@@ -87,14 +87,11 @@ impl Agent {
             Some(Judged::Gone { .. }) | None => return,
         };
         self.world.note(|| format!("host {}: gives up: {cause}", self.host));
-        let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsGivingUp));
-        if !forgets {
-            self.write(vm, |record| {
-                if let Some(sent) = record.outgoing_mut() {
-                    sent.order = Order::GaveUp(cause);
-                }
-            });
-        }
+        self.write(vm, |record| {
+            if let Some(sent) = record.outgoing_mut() {
+                sent.order = Order::GaveUp(cause);
+            }
+        });
         self.step().await;
         // What is not called back now is by the next command, or by the next agent's first look.
         if let Err(refusal) = self.call_back(pid).await {
