@@ -8,6 +8,9 @@ use tokio::sync::watch;
 use vmferry_proto::v1::VmObservation;
 use vmferry_types::{MigrationId, Timestamp};
 
+use crate::clock;
+use crate::telemetry::Chain;
+
 /// What was last seen of one migration.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
@@ -58,6 +61,13 @@ impl Live {
         });
     }
 
+    /// Notes that this planner itself cannot take something further, its store for example: a log
+    /// line alone would leave those who wait without a word. The next driver replaces it.
+    pub fn keeps_from_going_on(&self, id: MigrationId, error: &dyn std::error::Error) {
+        let text = Chain(error).to_string();
+        self.update(id, |seen| seen.set_trouble(Some(text), clock::now()));
+    }
+
     /// Rings: the row has changed.
     pub fn ring(&self, id: MigrationId) {
         self.update(id, |_| {});
@@ -89,5 +99,18 @@ impl Live {
         if entries.get(&id).is_some_and(|entry| entry.bell.receiver_count() == 0) {
             entries.remove(&id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_planner_itself_from_going_on_is_seen() {
+        let (live, id) = (Live::default(), MigrationId::from_u128(1));
+        live.keeps_from_going_on(id, &std::io::Error::other("no space left on device"));
+        let (text, _) = live.seen(id).trouble.unwrap();
+        assert_eq!(text, "no space left on device");
     }
 }

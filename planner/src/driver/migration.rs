@@ -49,6 +49,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
             Ok(TakeOver::Ended) => return,
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "migration could not be taken over");
+                planner.live.keeps_from_going_on(id, &error);
                 return;
             }
         };
@@ -74,6 +75,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
             }
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "driver stopped; the row stays as it is");
+                planner.live.keeps_from_going_on(id, &error);
                 return;
             }
         }

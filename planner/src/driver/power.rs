@@ -38,6 +38,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
             Ok(None) => return,
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "start or stop could not be claimed");
+                planner.live.keeps_from_going_on(id, &error);
                 return;
             }
         };
@@ -53,6 +54,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
             Ok(Outcome::ClaimAnew) => {}
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "driver stopped; the row stays as it is");
+                planner.live.keeps_from_going_on(id, &error);
                 return;
             }
         }
