@@ -111,10 +111,14 @@ fn still_ms(record: &VmRecord, sight: &Sight) -> u64 {
     }
 }
 
+/// Returns QEMU's run state. Of one that is gone, only that its guest had turned itself off: that
+/// tells an end that was wanted from a loss.
 fn run_state(sight: &Sight) -> String {
     match (&sight.gone, &sight.run_state) {
-        (None, Some(state)) => state.label().to_owned(),
-        (Some(_), _) | (None, None) => String::new(),
+        (None, Some(state)) | (Some(_), Some(state @ RunState::Shutdown)) => {
+            state.label().to_owned()
+        }
+        (Some(_), Some(_)) | (None | Some(_), None) => String::new(),
     }
 }
 
@@ -236,6 +240,13 @@ mod tests {
             stderr_tail: String::new(),
         };
         Sight { gone: Some(gone), ..Sight::nothing(Knowledge::Known) }
+    }
+
+    #[test]
+    fn a_guest_that_turned_itself_off_is_told_from_one_that_was_lost() {
+        let ended = |state| Sight { run_state: Some(state), ..gone(GoneKind::ExitRecord) };
+        assert_eq!(run_state(&ended(RunState::Shutdown)), "shutdown");
+        assert_eq!(run_state(&ended(RunState::Running)), "");
     }
 
     #[test]

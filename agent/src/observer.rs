@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use vmferry_agent_core::outgoing::{self, Limits, Sending, Watchdog};
 use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
+use vmferry_qmp::event::Origin;
 use vmferry_qmp::{Event, EventView, MigrateInfo, RunState};
 use vmferry_types::{MigrationId, Millis};
 
@@ -246,7 +247,12 @@ impl<'a> Observer<'a> {
                 Some(Ask::AllAnew)
             }
             EventView::MigrationPass(_) => None,
-            EventView::Shutdown { .. }
+            EventView::Shutdown { origin: Origin::Guest, reason: "guest-shutdown" } => {
+                // QEMU ends right after it: nobody could ask for this any more.
+                self.shared.sight.send_modify(|sight| sight.run_state = Some(RunState::Shutdown));
+                Some(Ask::AllAnew)
+            }
+            EventView::Shutdown { origin: Origin::Guest | Origin::Host, .. }
             | EventView::Suspend
             | EventView::Wakeup
             | EventView::GuestPanicked => Some(Ask::AllAnew),
