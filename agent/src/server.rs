@@ -30,6 +30,8 @@ const STREAM_QUEUE: usize = 4;
 const STREAMS_MAX: u32 = 1024;
 /// How often a silent connection is asked whether it lives, and how long it may take.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+/// A peer that says nothing at all, not even HTTP, is asked by the kernel.
+const SILENT: Duration = Duration::from_secs(60);
 
 /// Serves an agent.
 #[derive(Clone, Debug)]
@@ -55,7 +57,8 @@ pub(crate) async fn serve(agent: &Arc<Agent>) -> Result<SocketAddr, StartError> 
         .max_concurrent_streams(Some(STREAMS_MAX))
         .add_service(service);
     // A reply is small and must not wait for the one before it to be acknowledged (40 ms).
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming =
+        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENT));
     agent.shutdown.spawn(async move {
         if let Err(error) = router.serve_with_incoming(incoming).await {
             tracing::error!(error = %crate::error::chain(&error), "gRPC service ended");

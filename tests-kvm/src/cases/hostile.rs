@@ -104,6 +104,14 @@ async fn storm_of(cluster: &mut Cluster<'_>, seed: u64) -> Result<Note> {
     for port in Port::ALL {
         hostile::expect_answers(port, &prey).await?;
     }
+    for (port, pid) in [
+        (Port::PlannerGrpc, cluster.planner.pid()),
+        (Port::PlannerRest, cluster.planner.pid()),
+        (Port::AgentGrpc, cluster.host("b")?.agent.pid()),
+        (Port::AgentMetrics, cluster.host("b")?.agent.pid()),
+    ] {
+        half_open.expect_asked_after(pid.context("the daemon does not run")?, port)?;
+    }
     let held = half_open.count();
     drop(half_open);
     refusals_tell(cluster, &vm).await?;
