@@ -363,6 +363,9 @@ impl Lane {
                 "the QEMU of this VM is gone: {} {}",
                 gone.ended, gone.stderr_tail
             ))),
+            None if self.record.process().is_none() => {
+                Err(CommandError::wrong_state("no QEMU of this VM is here"))
+            }
             None => Err(CommandError::Unresponsive(sight.trouble.clone())),
         }
     }
