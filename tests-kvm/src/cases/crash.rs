@@ -77,7 +77,9 @@ pub(super) fn cases() -> Vec<Case> {
     for commit in COMMITS {
         for side in ["before_commit", "after_commit"] {
             let name = format!("planner-killed-{}-{commit}-goes-on", side.replace("_commit", ""));
-            let tier = if side == "after_commit" { Tier::Subset } else { Tier::All };
+            // `restored` is committed together with `committed`.
+            let usual = side == "after_commit" && !matches!(commit, "restored" | "done");
+            let tier = if usual { Tier::Subset } else { Tier::All };
             cases.push(Case::new(name, tier, move |cluster| {
                 Box::pin(planner_at_point(cluster, format!("{side}.{commit}")))
             }));
