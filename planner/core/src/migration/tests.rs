@@ -229,6 +229,24 @@ fn every_row_and_event_reads_back_as_it_was_written() {
     }
 }
 
+#[test]
+fn a_receiver_does_not_go_on_once_the_source_has_run_past_it() {
+    let gone = rows::source_gone(Receiver::Complete(rows::handover_alone()));
+    let still = rows::rolling_back(Back::Undoing);
+    assert_eq!(still.apply(&gone).unwrap().label(), PhaseLabel::Restored);
+    let error = "Channel error".to_owned();
+    for cause in [
+        Cause::SourceRanAgain { error: error.clone() },
+        Cause::TransferFailed { error },
+    ] {
+        let mut ran = still.clone();
+        if let Phase::RollingBack { cause: turned_back, .. } = &mut ran.phase {
+            *turned_back = cause;
+        }
+        assert_eq!(ran.apply(&gone).unwrap().label(), PhaseLabel::Failed);
+    }
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn a_row_is_written_as_reviewed() {

@@ -48,6 +48,25 @@ impl Going<'_> {
         }
     }
 
+    /// Whether what turned it back is that the source's guest went on: a QEMU whose transfer fails
+    /// resumes by itself.
+    const fn source_ran_on(self) -> bool {
+        match self.cause {
+            Cause::SourceRanAgain { .. } | Cause::TransferFailed { .. } => true,
+            Cause::Cancelled
+            | Cause::CapacityWaitExpired { .. }
+            | Cause::Refused { .. }
+            | Cause::GaveUp { .. }
+            | Cause::TransferTimedOut
+            | Cause::SwitchoverOverdue
+            | Cause::ReceiverLost { .. }
+            | Cause::GuestPoweredOff { .. }
+            | Cause::GuestLost { .. }
+            | Cause::GuestCrashed { .. }
+            | Cause::RanUncommitted { .. } => false,
+        }
+    }
+
     fn guest_lost(self, at: At<'_>, proof: &GoneProof, cleanup: Cleanup) -> Phase {
         self.lost(at, Cause::GuestLost { proof: proof.clone() }, cleanup)
     }
@@ -114,6 +133,11 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         }
         Event::ReceiverGone { proof, ran: Ran::Maybe } => {
             going.lost(at, Cause::RanUncommitted { proof: proof.clone() }, Cleanup::Undecided)
+        }
+        // Its guest went on here from what the receiver has, whatever its agent remembers of that by
+        // now: to continue the receiver would undo what the guest has written since.
+        Event::SourceGone { proof, receiver: Receiver::Complete(_) } if going.source_ran_on() => {
+            going.guest_lost(at, proof, Cleanup::Receiver)
         }
         // The side that was to go on is dead and the other has everything: forward after all.
         Event::SourceGone { receiver: Receiver::Complete(proof), .. } => {
