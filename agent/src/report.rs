@@ -23,6 +23,8 @@ const SETTLE: Duration = Duration::from_millis(250);
 const GAP: Duration = Duration::from_secs(1);
 /// How often a host without a planner looks for what runs on it.
 const LOOK: Duration = Duration::from_secs(5);
+/// How many VMs that left are still named, the last ones: those that a planner may be unsure of.
+const LEFT_MAX: usize = 1000;
 /// How long the planner may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -65,9 +67,26 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         journal_unreadable: unreadable,
         capacity: Some(capacity(agent, &reports, looked.memory, looked.huge_pages)),
         capabilities: Some(capabilities(agent, bridges)),
-        vms: reports,
+        vms: without_long_gone(reports),
         strangers: strangers.iter().map(|stranger| stranger.text.clone()).collect(),
     }
+}
+
+/// Leaves out VMs that left long ago, and whoever was only ever claimed: their fences stay in the
+/// journal, but a planner that is told of all of them at each report has more to read every day.
+fn without_long_gone(mut reports: Vec<v1::VmReport>) -> Vec<v1::VmReport> {
+    let left = |report: &v1::VmReport| {
+        report.role == Role::Absent.label() && report.knowledge() == v1::Knowledge::Known
+    };
+    // Ids of admissions are ordered by time.
+    let mut admissions: Vec<_> =
+        reports.iter().filter(|report| left(report)).map(|vm| vm.migration_id.clone()).collect();
+    if admissions.len() > LEFT_MAX {
+        admissions.sort_unstable_by(|one, other| other.cmp(one));
+        let oldest = admissions.swap_remove(LEFT_MAX - 1);
+        reports.retain(|report| !left(report) || report.migration_id >= oldest);
+    }
+    reports
 }
 
 /// A process whose memory is to be looked at.
@@ -309,4 +328,25 @@ async fn take_up(agent: &Arc<Agent>, reply: v1::ReportReply) -> Reached {
         .collect();
     agent.seed(generations).await;
     Reached::Heard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_of_those_that_left_are_named() {
+        let report = |role: Role, admission: usize| v1::VmReport {
+            role: role.label().to_owned(),
+            migration_id: format!("{admission:08}"),
+            knowledge: v1::Knowledge::Known.into(),
+            ..v1::VmReport::default()
+        };
+        let mut reports: Vec<_> = (0..LEFT_MAX + 7).map(|at| report(Role::Absent, at)).collect();
+        reports.push(report(Role::Running, 0));
+        let named = without_long_gone(reports);
+        assert_eq!(named.len(), LEFT_MAX + 1);
+        assert_eq!(named[0].migration_id, "00000007");
+        assert_eq!(named[LEFT_MAX].role, "running");
+    }
 }
