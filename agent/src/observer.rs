@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use vmferry_agent_core::outgoing::{self, Limits, Sending, Watchdog};
 use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
 use vmferry_qmp::event::Origin;
-use vmferry_qmp::{Event, EventView, MigrateInfo, RunState};
+use vmferry_qmp::{Event, EventView, MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{MigrationId, Millis};
 
 use crate::agent::Agent;
@@ -232,7 +232,10 @@ impl<'a> Observer<'a> {
         let ask = match event.view() {
             EventView::Migration(status) => {
                 tracing::debug!(vm_id = %self.shared.id, status = status.label(), "migration event");
-                self.shared.sight.send_modify(|sight| sight.migrate.status = Some(status));
+                // A failure is told with its reason, which QEMU says when it is asked.
+                if status != MigrationStatus::Failed {
+                    self.shared.sight.send_modify(|sight| sight.migrate.status = Some(status));
+                }
                 Some(Ask::Figures)
             }
             EventView::Stop => {
