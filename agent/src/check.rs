@@ -5,27 +5,33 @@ use std::path::Path;
 use vmferry_agent_core::capabilities;
 use vmferry_agent_core::definition::Definition;
 use vmferry_proto::v1;
-use vmferry_types::VmId;
+use vmferry_types::{HostId, VmId};
 
 use crate::agent::Agent;
 use crate::error::CommandError;
+use crate::probe::Probe;
 use crate::{network, report};
 
 /// Collects blockers of this host.
 struct Blockers<'a> {
-    agent: &'a Agent,
+    host: &'a HostId,
+    probe: &'a Probe,
     found: Vec<v1::Blocker>,
 }
 
-impl Blockers<'_> {
+impl<'a> Blockers<'a> {
+    fn of(agent: &'a Agent, found: Vec<v1::Blocker>) -> Self {
+        Self { host: &agent.config.host_id, probe: &agent.probe, found }
+    }
+
     fn add(&mut self, code: &str, message: String) {
-        let host_id = self.agent.config.host_id.to_string();
+        let host_id = self.host.to_string();
         self.found.push(v1::Blocker { code: code.to_owned(), message, host_id });
     }
 
     fn machine(&mut self, machine: &str) {
-        if !self.agent.probe.machines.contains(machine) {
-            let version = &self.agent.probe.qemu_version;
+        if !self.probe.machines.contains(machine) {
+            let version = &self.probe.qemu_version;
             self.add(
                 "machine_type_missing",
                 format!("QEMU {version} here has no machine type {machine}; upgrade QEMU or choose another type"),
@@ -35,14 +41,14 @@ impl Blockers<'_> {
 
     fn cpu(&mut self, vm: &Definition) {
         let accelerator = vm.accelerator.label();
-        if !self.agent.probe.accelerators.iter().any(|found| found == accelerator) {
+        if !self.probe.accelerators.iter().any(|found| found == accelerator) {
             self.add(
                 "accelerator_missing",
                 format!("{accelerator} cannot be used here; check /dev/{accelerator}"),
             );
         }
         let model = vm.cpu.split(',').next().unwrap_or_default();
-        let known = &self.agent.probe.cpu_models;
+        let known = &self.probe.cpu_models;
         if !known.is_empty() && !known.contains(model) {
             self.add("cpu_model_missing", format!("QEMU here has no CPU model {model}"));
         }
@@ -101,7 +107,7 @@ pub(crate) async fn startable(
     vm: &Definition,
     resolved_machine: &str,
 ) -> Vec<v1::Blocker> {
-    let mut blockers = Blockers { agent, found: Vec::new() };
+    let mut blockers = Blockers::of(agent, Vec::new());
     let machine = if resolved_machine.is_empty() {
         agent.probe.resolve_machine(&vm.machine)
     } else {
@@ -122,7 +128,7 @@ pub(crate) async fn receivable(
 ) -> Vec<v1::Blocker> {
     let mut found = source.blockers.clone();
     found.extend(startable(agent, vm, &source.resolved_machine).await);
-    let mut blockers = Blockers { agent, found };
+    let mut blockers = Blockers::of(agent, found);
     let ours = &agent.probe;
     if version(&source.qemu_version) > version(&ours.qemu_version) {
         blockers.add(
@@ -148,4 +154,54 @@ pub(crate) async fn receivable(
 /// Reads a version so that versions can be compared; what is no number counts as 0.
 fn version(text: &str) -> Vec<u64> {
     text.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A QEMU that has one machine type, one CPU model, and no KVM.
+    fn without_kvm() -> Probe {
+        Probe {
+            qemu_version: "10.0.2".to_owned(),
+            accelerators: vec!["tcg".to_owned()],
+            machines: ["pc-q35-10.0".to_owned()].into(),
+            cpu_models: ["qemu64".to_owned()].into(),
+            ..Probe::default()
+        }
+    }
+
+    fn codes(accelerator: &str, cpu: &str, machine: &str) -> Vec<String> {
+        let text = format!(
+            "name = 'vm'\nuuid = '{}'\nmachine = 'q35'\naccel = '{accelerator}'\ncpu = '{cpu}'\nmemory = '64MiB'\n",
+            uuid::Uuid::from_u128(1)
+        );
+        let vm = Definition::parse(&text).unwrap();
+        let (host, probe) = ("h".parse::<HostId>().unwrap(), without_kvm());
+        let mut blockers = Blockers { host: &host, probe: &probe, found: Vec::new() };
+        blockers.machine(machine);
+        blockers.cpu(&vm);
+        assert!(blockers.found.iter().all(|found| found.host_id == "h"));
+        blockers.found.into_iter().map(|found| found.code).collect()
+    }
+
+    #[test]
+    fn what_qemu_here_has_is_no_blocker() {
+        assert!(codes("tcg", "qemu64,-svm", "pc-q35-10.0").is_empty());
+    }
+
+    #[test]
+    fn an_accelerator_that_is_not_here_is_named_beside_all_else() {
+        assert_eq!(codes("kvm", "qemu64", "pc-q35-10.0"), ["accelerator_missing"]);
+        assert_eq!(
+            codes("kvm", "Nowhere-v1", "pc-q35-99.0"),
+            ["machine_type_missing", "accelerator_missing", "cpu_model_missing"]
+        );
+    }
+
+    #[test]
+    fn a_version_is_compared_by_its_numbers() {
+        assert!(version("10.0.2") > version("9.2.4"));
+        assert!(version("10.0.2") == version("10.0.2"));
+    }
 }

@@ -10,4 +10,5 @@ mod back;
 mod fence;
 mod forward;
 mod power;
+mod refusals;
 mod world;
