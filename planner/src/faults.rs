@@ -6,6 +6,8 @@
 
 use std::path::PathBuf;
 
+use vmferry_planner_core::migration::{Entry, Migration, Phase, Switchover};
+
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPoints {
@@ -31,6 +33,13 @@ impl FaultPoints {
         return Self {};
     }
 
+    /// Passes the points of a commit, one after the other.
+    pub(crate) async fn pass_all(&self, side: &'static str, names: &[&'static str]) {
+        for name in names {
+            self.pass(side, name).await;
+        }
+    }
+
     /// Passes the point `<side>.<name>`; ends or waits there if a test says so.
     #[cfg_attr(
         not(feature = "fault-points"),
@@ -45,6 +54,36 @@ impl FaultPoints {
         if let Some(dir) = &self.dir {
             hold_or_die(dir, &format!("{side}.{name}")).await;
         }
+    }
+}
+
+/// Names the points around a commit: one for each phase that it enters.
+pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str> {
+    let mut points = Vec::new();
+    let mut last = point(before);
+    for entry in entries {
+        let name = point(&entry.after);
+        if name != last {
+            points.push(name);
+        }
+        last = name;
+    }
+    points
+}
+
+fn point(migration: &Migration) -> &'static str {
+    match &migration.phase {
+        Phase::Captured { switchover: Switchover::Ordered, .. } => "ordered",
+        Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Captured { .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => migration.label().label(),
     }
 }
 

@@ -11,10 +11,10 @@ use vmferry_planner_core::migration::{Event, Phase};
 use vmferry_types::{HostId, MigrationId};
 
 use crate::admission::{self, Found};
-use crate::clock;
 use crate::planner::Planner;
 use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, StoreError};
 use crate::telemetry::Chain;
+use crate::{clock, faults};
 
 /// However often the queue is woken, a row is not tried more often than this.
 const PACE: Duration = Duration::from_secs(1);
@@ -120,8 +120,11 @@ async fn apply(planner: &Arc<Planner>, row: &MigrationRow, event: Event) -> Resu
             return Ok(());
         }
     };
+    let points = faults::points(&row.migration, &entries);
+    planner.parts.faults.pass_all("before_commit", &points).await;
     match planner.store().commit(row, &entries, &row.notes, clock::now_us()).await? {
         Commit::Done(after) => {
+            planner.parts.faults.pass_all("after_commit", &points).await;
             if after.migration.label() != row.migration.label() {
                 info!(migration_id = %row.migration.id, phase = after.migration.label().label(),
                     event = label, "phase changed");

@@ -11,6 +11,7 @@ use crate::client::End;
 use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestKind;
 
+pub mod asked;
 pub mod cancel;
 pub mod crash;
 pub mod death;
@@ -121,6 +122,7 @@ pub fn all() -> Vec<Case> {
         cancel::cases(),
         death::cases(),
         crash::cases(),
+        asked::cases(),
         fence::cases(),
         hold::cases(),
         partition::cases(),

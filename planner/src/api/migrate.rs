@@ -14,7 +14,7 @@ use super::{ApiError, migration_id, too_late};
 use crate::admission::{self, Found};
 use crate::planner::{Drives, Planner, fresh_admission};
 use crate::store::{Admission, Commit, Grant, MigrationRow, NewMigration, Notes, Refused, VmRow};
-use crate::{clock, view};
+use crate::{clock, faults, view};
 
 /// One megabit per second, in bytes per second.
 const MEGABIT: u64 = 125_000;
@@ -91,11 +91,12 @@ impl Planner {
                 notes: notes.clone(),
                 grant,
             };
-            let faults = &self.parts.faults;
-            faults.pass("before_commit", "admitted").await;
+            let points = &self.parts.faults;
+            let point = if new.grant.is_ok() { "admitted" } else { "queued" };
+            points.pass("before_commit", point).await;
             match self.store().admit(&new, clock::now_us()).await? {
                 Admission::Admitted(row) => {
-                    faults.pass("after_commit", "admitted").await;
+                    points.pass("after_commit", point).await;
                     tracing::info!(migration_id = %row.migration.id, vm_id = %vm.id,
                         phase = row.migration.label().label(), "migration opened");
                     self.take_up(&row);
@@ -137,9 +138,12 @@ impl Planner {
                     return Err(too_late(&row, refusal));
                 }
             };
+            let points = faults::points(&row.migration, &entries);
+            self.parts.faults.pass_all("before_commit", &points).await;
             match self.store().commit(&row, &entries, &row.notes, clock::now_us()).await? {
                 Commit::Raced => {}
                 Commit::Done(after) => {
+                    self.parts.faults.pass_all("after_commit", &points).await;
                     tracing::info!(migration_id = %id, phase = after.migration.label().label(),
                         event = "cancel_requested", "phase changed");
                     self.nudge(id);

@@ -11,9 +11,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use vmferry_planner_core::evidence::{self, Sides, Times};
 use vmferry_planner_core::fleet::Demand;
-use vmferry_planner_core::migration::{
-    Blocker, Effect, Event, Migration, Phase, Refusal, Side as End, Switchover,
-};
+use vmferry_planner_core::migration::{Blocker, Effect, Event, Phase, Refusal, Side as End};
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
 use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, Timestamp};
 
@@ -23,6 +21,7 @@ use super::seen::seen;
 use super::side::{Side, SideView};
 use crate::agents::{AgentError, Answer};
 use crate::clock;
+use crate::faults;
 use crate::planner::Planner;
 use crate::store::{Commit, MigrationRow, StoreError, TakeOver};
 use crate::telemetry::Chain;
@@ -308,18 +307,8 @@ impl<'a> Run<'a> {
             self.source.1.borrow().observation.as_ref(),
             self.destination.1.borrow().observation.as_ref(),
         );
-        let mut points = Vec::new();
-        let mut before = point(&self.row.migration);
-        for entry in &entries {
-            let name = point(&entry.after);
-            if name != before {
-                points.push(name);
-            }
-            before = name;
-        }
-        for name in &points {
-            self.planner.parts.faults.pass("before_commit", name).await;
-        }
+        let points = faults::points(&self.row.migration, &entries);
+        self.planner.parts.faults.pass_all("before_commit", &points).await;
         let phase_before = self.row.migration.label();
         self.count_arrival(&entries);
         match self.planner.store().commit(&self.row, &entries, &notes, clock::now_us()).await? {
@@ -328,9 +317,7 @@ impl<'a> Run<'a> {
                 self.row = *row;
                 self.progress = true;
                 self.trouble = None;
-                for name in &points {
-                    self.planner.parts.faults.pass("after_commit", name).await;
-                }
+                self.planner.parts.faults.pass_all("after_commit", &points).await;
                 self.log(phase_before, &entries);
                 self.planner.live.ring(self.row.migration.id);
                 Ok(Applied::Moved)
@@ -551,23 +538,6 @@ async fn execute(agents: &dyn crate::agents::Agents, command: Option<Command>) -
             Said::Executed(Box::new(agents.execute(&command.host, command.request).await))
         }
         None => std::future::pending().await,
-    }
-}
-
-/// Returns the name of the fault points around a commit.
-fn point(migration: &Migration) -> &'static str {
-    match &migration.phase {
-        Phase::Captured { switchover: Switchover::Ordered, .. } => "ordered",
-        Phase::Queued { .. }
-        | Phase::Admitted { .. }
-        | Phase::Captured { .. }
-        | Phase::Restored { .. }
-        | Phase::Committed { .. }
-        | Phase::Attached { .. }
-        | Phase::Done { .. }
-        | Phase::RollingBack { .. }
-        | Phase::Aborted { .. }
-        | Phase::Failed { .. } => migration.label().label(),
     }
 }
 
