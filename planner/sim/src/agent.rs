@@ -12,16 +12,19 @@ mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use vmferry_planner_core::evidence::TransferState;
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Step, VmId};
 
 use crate::bugs::Bug;
 use crate::fence::{Stale, Verdict, Word};
-use crate::journal::Record;
+use crate::host::short;
+use crate::journal::{Order, Record};
 use crate::world::{Invariant, Mishap, PointKind, State, World};
 
 pub(crate) use learn::Judged;
@@ -39,7 +42,16 @@ pub(crate) struct AgentProcess {
     pub(crate) launching: BTreeSet<VmId>,
     /// Launches of this very process.
     pub(crate) launched: BTreeSet<u64>,
+    /// When guests last stopped and resumed, as events told it.
+    pub(crate) sights: BTreeMap<VmId, Sight>,
     pub(crate) started: Instant,
+}
+
+/// When a guest last stopped and resumed, by the host's monotonic clock; zero if that was not seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sight {
+    pub(crate) stopped_at_us: u64,
+    pub(crate) resumed_at_us: u64,
 }
 
 /// What it has in memory of one VM.
@@ -64,6 +76,7 @@ impl AgentProcess {
             learned: BTreeSet::new(),
             launching: BTreeSet::new(),
             launched: BTreeSet::new(),
+            sights: BTreeMap::new(),
             started: now,
         }
     }
@@ -102,7 +115,7 @@ pub(crate) enum Ask {
     Execute(Box<v1::ExecuteRequest>),
     Observe(v1::ObserveRequest),
     Describe(VmId),
-    Check(Box<v1::SourceDescription>),
+    Check,
 }
 
 /// What an agent answers.
@@ -149,7 +162,7 @@ impl Agent {
             Ask::Describe(vm) => {
                 self.describe(vm).map(|description| Tell::Description(Box::new(description)))
             }
-            Ask::Check(_) => Ok(Tell::Check(v1::CheckReply::default())),
+            Ask::Check => Ok(Tell::Check(v1::CheckReply::default())),
         }
     }
 
@@ -197,9 +210,10 @@ impl Agent {
         Some(lock.lock_owned().await)
     }
 
-    /// Notes that a driver was heard: the one whose claim is held, or any other newer word.
+    /// Notes that a driver was heard: the one whose claim is held.
     fn hear(&self, vm: VmId, claim: Claim) {
         self.world.with(|state| {
+            state.check_hold(&self.host, vm);
             let held = state
                 .host(&self.host)
                 .and_then(|host| host.journal.records.get(&vm))
@@ -229,6 +243,7 @@ impl Agent {
         if request.hold_limit_ms != 0 {
             record.hold_limit_ms = request.hold_limit_ms;
         }
+        self.world.with(|state| state.check_hold(&self.host, vm));
         self.write(vm, |known| *known = record);
         self.world.with(|state| {
             if let Some(agent) = state.agent_mut(&self.host) {
@@ -298,6 +313,34 @@ impl Agent {
 }
 
 impl State {
+    /// R10: a guest does not stand still, not ordered and unheard, past its hold limit, if its agent
+    /// was there to see it.
+    fn check_hold(&mut self, host: &HostId, vm: VmId) {
+        const SLACK: Duration = Duration::from_secs(4);
+        let stands = self.host(host).is_some_and(|there| {
+            let open = there.journal.records.get(&vm).is_some_and(|record| {
+                record.outgoing().is_some_and(|sent| sent.order == Order::Open)
+            });
+            open && there.qemus.values().any(|qemu| {
+                qemu.vm == vm && !qemu.silent && qemu.transfer == TransferState::PreSwitchover
+            })
+        });
+        let limit = self
+            .host(host)
+            .and_then(|there| there.journal.records.get(&vm))
+            .map_or(0, |record| record.hold_limit_ms);
+        let Some(agent) = self.agent_mut(host).filter(|_| stands) else { return };
+        let there = learn::age(agent.started);
+        let Some(still) = agent.lane(vm).still_since.map(learn::age) else { return };
+        let quiet = still.min(learn::age(agent.lane(vm).heard)).min(there);
+        if quiet > Duration::from_millis(limit) + SLACK {
+            self.violated(
+                Invariant::Ends,
+                format!("{} stood still on {host} for {quiet:?} though no driver was heard", short(vm)),
+            );
+        }
+    }
+
     pub(crate) fn agent(&self, host: &HostId) -> Option<&AgentProcess> {
         self.host(host)?.agent.as_ref()
     }

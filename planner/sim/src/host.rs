@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_types::{Bytes, HostId, VmId};
 
-use crate::agent::AgentProcess;
+use crate::agent::{AgentProcess, Sight};
 use crate::journal::{Cont, Journal, Part};
 use crate::qemu::Qemu;
 use crate::world::{Invariant, State};
@@ -81,10 +81,6 @@ impl Host {
         self.qemus.values().find(|qemu| qemu.launch == launch)
     }
 
-    pub(crate) fn by_launch_mut(&mut self, launch: u64) -> Option<&mut Qemu> {
-        self.qemus.values_mut().find(|qemu| qemu.launch == launch)
-    }
-
     pub(crate) fn fresh_port(&mut self) -> u16 {
         self.next_port = self.next_port.wrapping_add(1) % 1000;
         49_152 + self.next_port
@@ -134,10 +130,9 @@ impl State {
                 autostart: false,
                 port: None,
                 channel: None,
-                stopped_at_us: 0,
-                resumed_at_us: 0,
             },
         );
+        self.saw(host, vm, |sight| *sight = Sight::default());
         self.note(|| format!("host {host}: QEMU {pid} of {} starts", short(vm)));
         self.check_memory(host);
         self.ring(host, vm);
@@ -152,8 +147,8 @@ impl State {
             return;
         }
         qemu.run = RunState::Running;
-        qemu.resumed_at_us = now;
         let (vm, image) = (qemu.vm, qemu.image);
+        self.saw(host, vm, |sight| sight.resumed_at_us = now);
         self.note(|| format!("host {host}: QEMU {pid} of {} RUNS ({why})", short(vm)));
         let Some(guest) = self.guests.get(&vm).cloned() else { return };
         if let Some((other, other_pid)) = &guest.runs
@@ -164,7 +159,10 @@ impl State {
                 format!("{} runs on {other} (QEMU {other_pid}) and on {host} (QEMU {pid})", short(vm)),
             );
         }
-        if image != guest.head {
+        if image != guest.head && guest.blindly {
+            // Whoever saw the source run on is dead, and so is the source: see the counts.
+            self.counts.unknowable += 1;
+        } else if image != guest.head {
             self.violated(
                 Invariant::NoOlderPast,
                 format!("{} goes on at {host} from an older past than it had", short(vm)),
@@ -181,15 +179,23 @@ impl State {
         self.ring(host, vm);
     }
 
+    /// An agent that has the VM's monitor sees its events.
+    pub(crate) fn saw(&mut self, host: &HostId, vm: VmId, change: impl FnOnce(&mut Sight)) {
+        if let Some(agent) = self.agent_mut(host).filter(|agent| agent.learned.contains(&vm)) {
+            change(agent.sights.entry(vm).or_default());
+        }
+    }
+
     /// Stops vCPUs, if they run.
     pub(crate) fn stop_vcpus(&mut self, host: &HostId, pid: u32, run: RunState) {
         let now = self.monotonic_us();
         let Some(qemu) = self.qemu_mut(host, pid) else { return };
-        if qemu.run == RunState::Running {
-            qemu.stopped_at_us = now;
-        }
+        let ran = qemu.run == RunState::Running;
         qemu.run = run;
         let vm = qemu.vm;
+        if ran {
+            self.saw(host, vm, |sight| sight.stopped_at_us = now);
+        }
         if let Some(guest) = self.guests.get_mut(&vm)
             && guest.runs.as_ref() == Some(&(host.clone(), pid))
         {
@@ -236,7 +242,7 @@ impl State {
                 Part::Receiver { process, cont, .. } => {
                     process.launch == qemu.launch && *cont == Cont::Ordered
                 }
-                Part::Absent | Part::Stopped | Part::Running { .. } => false,
+                Part::Absent | Part::Running { .. } => false,
             })
         });
         let (now, window) = (self.at_ms(), self.decision_ms());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use vmferry_planner::store::{LogRow, MigrationRow};
-use vmferry_planner_core::migration::{Entry, Event, Migration};
+use vmferry_planner_core::migration::{Entry, Event, Handover, Migration, Phase, SourceWord};
 use vmferry_types::{Bytes, HostId, PhaseLabel, PowerState, VmId};
 
 use crate::host::short;
@@ -16,6 +16,9 @@ impl State {
     /// A migration was opened.
     pub(crate) fn admitted(&mut self, row: &MigrationRow) {
         self.counts.opened += 1;
+        if let Some(guest) = self.guests.get_mut(&row.migration.vm) {
+            guest.blindly = false;
+        }
         let (vm, phase) = (short(row.migration.vm), row.migration.label());
         let destination = row.migration.destination().cloned();
         self.note(|| format!("migration of {vm} from {} to {destination:?} is {phase}", row.migration.source));
@@ -52,6 +55,19 @@ impl State {
             );
         } else {
             *newest = generation;
+        }
+        if let Phase::Restored { proof: Handover { source: SourceWord::Gone(_), .. }, .. }
+        | Phase::Committed { proof: Handover { source: SourceWord::Gone(_), .. }, .. } =
+            &row.migration.phase
+        {
+            let known = self.host(&row.migration.source).is_some_and(|host| {
+                host.agent.as_ref().and_then(|agent| agent.sights.get(&vm)).is_some_and(|sight| {
+                    sight.resumed_at_us > 0 && sight.resumed_at_us >= sight.stopped_at_us
+                })
+            });
+            if let Some(guest) = self.guests.get_mut(&vm) {
+                guest.blindly = !known;
+            }
         }
         if row.migration.label().is_terminal() && !before.label().is_terminal() {
             *self.counts.ended.entry(row.migration.label()).or_default() += 1;
@@ -216,13 +232,13 @@ impl State {
     /// I7: no tap without a process that is known.
     pub(crate) fn check_taps(&mut self) {
         let mut found = Vec::new();
-        for (id, host) in &self.hosts {
+        for (id, host) in self.hosts.iter().filter(|(_, host)| !host.journal.lost) {
             for tap in &host.taps {
                 let known = host.journal.records.values().any(|record| match &record.part {
                     Part::Running { process, .. } | Part::Receiver { process, .. } => {
                         process.launch == *tap
                     }
-                    Part::Absent | Part::Stopped => false,
+                    Part::Absent => false,
                 });
                 if !known {
                     found.push(format!("tap {tap} is left on {id}"));

@@ -30,7 +30,6 @@ pub(crate) struct Record {
 pub(crate) enum Part {
     #[default]
     Absent,
-    Stopped,
     Running {
         process: Process,
         outgoing: Option<Outgoing>,
@@ -102,7 +101,6 @@ impl Record {
     pub(crate) const fn role(&self) -> Role {
         match self.part {
             Part::Absent => Role::Absent,
-            Part::Stopped => Role::Stopped,
             Part::Running { .. } => Role::Running,
             Part::Receiver { .. } => Role::Receiver,
         }
@@ -110,14 +108,14 @@ impl Record {
 
     pub(crate) const fn process(&self) -> Option<&Process> {
         match &self.part {
-            Part::Absent | Part::Stopped => None,
+            Part::Absent => None,
             Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
         }
     }
 
     pub(crate) const fn process_mut(&mut self) -> Option<&mut Process> {
         match &mut self.part {
-            Part::Absent | Part::Stopped => None,
+            Part::Absent => None,
             Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
         }
     }
@@ -128,7 +126,7 @@ impl Record {
             Part::Running { outgoing, .. } => {
                 outgoing.as_ref().filter(|sent| Some(sent.migration) == self.fence.migration)
             }
-            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+            Part::Absent | Part::Receiver { .. } => None,
         }
     }
 
@@ -138,7 +136,7 @@ impl Record {
             Part::Running { outgoing, .. } => {
                 outgoing.as_mut().filter(|sent| Some(sent.migration) == migration)
             }
-            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+            Part::Absent | Part::Receiver { .. } => None,
         }
     }
 
@@ -147,7 +145,7 @@ impl Record {
         match &self.part {
             Part::Running { .. } => Cont::Ordered,
             Part::Receiver { cont, .. } => *cont,
-            Part::Absent | Part::Stopped => {
+            Part::Absent => {
                 self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont)
             }
         }

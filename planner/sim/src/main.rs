@@ -90,6 +90,7 @@ fn many(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     for (name, count) in &outcome.counts.commands {
                         *ended.entry((*name).to_owned()).or_default() += count;
                     }
+                    *ended.entry("UNKNOWABLE".to_owned()).or_default() += outcome.counts.unknowable;
                     drop(ended);
                     if !outcome.violations.is_empty() {
                         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);

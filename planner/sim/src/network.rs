@@ -127,7 +127,7 @@ impl SimAgents {
     ) -> Answer<Tell> {
         let (kind, deadline) = match &ask {
             Ask::Execute(_) => (PointKind::Command, COMMAND_DEADLINE),
-            Ask::Claim(_) | Ask::Observe(_) | Ask::Describe(_) | Ask::Check(_) => {
+            Ask::Claim(_) | Ask::Observe(_) | Ask::Describe(_) | Ask::Check => {
                 (PointKind::Look, LOOK_DEADLINE)
             }
         };
@@ -408,10 +408,10 @@ impl Agents for SimAgents {
     fn check_destination<'a>(
         &'a self,
         host: &'a HostId,
-        source: SourceDescription,
+        _source: SourceDescription,
     ) -> BoxFuture<'a, Answer<CheckReply>> {
         Box::pin(async move {
-            Ok(match self.ask(host, "check_destination", Ask::Check(Box::new(source))).await? {
+            Ok(match self.ask(host, "check_destination", Ask::Check).await? {
                 Tell::Check(reply) => reply,
                 Tell::Observation(_) | Tell::Reply(_) | Tell::Description(_) => {
                     CheckReply::default()

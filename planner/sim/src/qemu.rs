@@ -29,9 +29,6 @@ pub(crate) struct Qemu {
     pub(crate) autostart: bool,
     pub(crate) port: Option<u16>,
     pub(crate) channel: Option<ChannelId>,
-    /// By the host's monotonic clock: the last STOP and RESUME, as events tell them.
-    pub(crate) stopped_at_us: u64,
-    pub(crate) resumed_at_us: u64,
 }
 
 /// What `query-migrate` says, to be compared later.

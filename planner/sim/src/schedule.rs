@@ -129,7 +129,7 @@ impl Schedule {
         self.wait(&cluster).await;
         // What is still on its way may arrive now.
         tokio::time::sleep(Duration::from_secs(15)).await;
-        let trouble = trouble(&cluster);
+        let trouble = trouble(&cluster).await;
         world.with(|state| {
             state.check_end(&trouble);
             state.check_taps();
@@ -275,7 +275,7 @@ impl Cluster {
 }
 
 /// Returns what the open migrations wait for, as the planners say it.
-fn trouble(cluster: &Cluster) -> BTreeMap<VmId, String> {
+async fn trouble(cluster: &Cluster) -> BTreeMap<VmId, String> {
     let open: Vec<(MigrationId, VmId)> = cluster.world.with(|state| {
         let open = state.tables.migrations.values().filter(|row| row.ended_us.is_none());
         open.map(|row| (row.migration.id, row.migration.vm)).collect()
@@ -283,8 +283,9 @@ fn trouble(cluster: &Cluster) -> BTreeMap<VmId, String> {
     let mut trouble = BTreeMap::new();
     for running in cluster.running() {
         for (id, vm) in &open {
-            if let Some((text, _)) = running.planner.live.seen(*id).trouble {
-                trouble.insert(*vm, text);
+            let told = running.planner.get_migration(&id.to_string()).await;
+            if let Some(stuck) = told.ok().and_then(|told| told.stuck) {
+                trouble.insert(*vm, format!("{}: waits for {}", stuck.cause, stuck.waits_for));
             }
         }
     }
@@ -301,6 +302,7 @@ fn place_vm(state: &mut State, number: u32, host: &HostId) {
         runs: None,
         lost: None,
         copy_lost_ms: None,
+        blindly: false,
         off: false,
         memory,
     };

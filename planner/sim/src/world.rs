@@ -100,6 +100,8 @@ pub(crate) struct Guest {
     pub(crate) lost: Option<String>,
     /// When a copy of its newest past was last lost by itself, while there was another.
     pub(crate) copy_lost_ms: Option<u64>,
+    /// A planner went forward without the source, and nobody alive could know that it had run on.
+    pub(crate) blindly: bool,
     /// It turned itself off.
     pub(crate) off: bool,
     pub(crate) memory: Bytes,
@@ -219,6 +221,8 @@ pub struct Counts {
     pub qemu_deaths: u64,
     /// Crashes of hosts.
     pub host_crashes: u64,
+    /// Guests that went on from an older past because whoever saw the source run on was dead.
+    pub unknowable: u64,
     /// Messages lost, doubled or late.
     pub mishaps: u64,
     /// Commands carried out by agents, by name.

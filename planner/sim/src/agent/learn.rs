@@ -105,13 +105,6 @@ impl Agent {
                 }
                 state.note(|| format!("host {}: agent knows {}", self.host, crate::host::short(vm)));
                 state.ring(&self.host, vm);
-                // Events of the past do not reach a new connection.
-                if let Some(there) = state.hosts.get_mut(&self.host) {
-                    for qemu in there.qemus.values_mut().filter(|qemu| qemu.vm == vm) {
-                        qemu.stopped_at_us = 0;
-                        qemu.resumed_at_us = 0;
-                    }
-                }
             });
             let by_self = self.world.with(|state| state.bugged(Bug::AgentStartsBySelf));
             if by_self && self.incarnation > 1 {

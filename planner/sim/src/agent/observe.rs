@@ -1,6 +1,6 @@
 //! What a simulated agent says of a VM.
 
-use vmferry_planner_core::evidence::TransferState;
+use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, VmId};
 
@@ -85,6 +85,10 @@ impl State {
         if let Some(qemu) = qemu {
             fill_qemu(&mut seen, record, qemu);
         }
+        if let Some(sight) = agent.and_then(|agent| agent.sights.get(&vm)) {
+            seen.stopped_at_us = sight.stopped_at_us;
+            seen.resumed_at_us = sight.resumed_at_us;
+        }
         let still = agent
             .and_then(|agent| agent.lanes.get(&vm)?.still_since)
             .map_or(0, |since| millis(super::learn::age(since)));
@@ -117,7 +121,13 @@ fn fill_record(seen: &mut v1::VmObservation, record: &Record) {
 
 fn fill_gone(seen: &mut v1::VmObservation, record: &Record, judged: Option<&Judged>) {
     match (record.process(), judged) {
-        (Some(_), Some(Judged::Gone { proof, .. })) => seen.gone = Some(proof.clone()),
+        (Some(_), Some(Judged::Gone { proof, by_guest })) => {
+            seen.gone = Some(proof.clone());
+            if *by_guest {
+                // A guest that turned itself off leaves its last run state behind.
+                RunState::Shutdown.word().clone_into(&mut seen.run_state);
+            }
+        }
         (Some(_), Some(Judged::Alive(_)) | None) => {}
         (None, _) => {
             seen.gone = record
@@ -140,12 +150,10 @@ fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu) {
         return;
     }
     qemu.run.word().clone_into(&mut seen.run_state);
-    seen.stopped_at_us = qemu.stopped_at_us;
-    seen.resumed_at_us = qemu.resumed_at_us;
     seen.disks_active = qemu.run.has_run();
     let Some(migration) = record.fence.migration else { return };
     let status = match &record.part {
-        Part::Absent | Part::Stopped => None,
+        Part::Absent => None,
         Part::Running { process, .. } => match record.outgoing() {
             Some(sent) => match sent.issue {
                 Issue::Accepted => Some(qemu.transfer),

@@ -24,7 +24,7 @@ impl Agent {
             Part::Running { .. } => {
                 return Err(Refusal::new("wrong_state", "the VM runs here"));
             }
-            Part::Absent | Part::Stopped => {}
+            Part::Absent => {}
         }
         let over = record.ended.is_some_and(|ended| ended.migration == Some(word.migration));
         if over {
@@ -164,7 +164,7 @@ impl Agent {
         let process = match &record.part {
             Part::Receiver { process, migration, .. } if *migration == word.migration => process,
             Part::Running { process, .. } if process.admission == word.migration => process,
-            Part::Running { .. } | Part::Receiver { .. } | Part::Absent | Part::Stopped => {
+            Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
                 return Err(Refusal::new("receiver_gone", "there is no receiver of this migration"));
             }
         };
@@ -231,7 +231,7 @@ impl Agent {
                 self.tombstone(vm, &proof, *cont);
                 proof
             }
-            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
+            Part::Absent => self.never_armed(vm, &record, word),
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
     }

@@ -76,6 +76,7 @@ impl Agent {
                 });
             }
         });
+        self.world.with(|state| state.saw(&self.host, vm, |sight| *sight = super::Sight::default()));
         self.step().await;
         let told = self.world.with(|state| match state.qemu_mut(&self.host, pid) {
             Some(qemu) => qemu.migrate().map_err(|error| Refusal::new("internal", error)),
@@ -238,7 +239,7 @@ impl Agent {
             Part::Receiver { .. } => {
                 return Err(Refusal::new("wrong_state", "a receiver is here"));
             }
-            Part::Absent | Part::Stopped => match &record.ended {
+            Part::Absent => match &record.ended {
                 Some(ended) => {
                     let proof = ended.proof.clone();
                     self.tombstone(vm, &proof, Cont::Ordered);
@@ -264,7 +265,7 @@ impl Agent {
                 .ended
                 .map(|ended| ended.proof)
                 .unwrap_or_default(),
-            Part::Running { .. } | Part::Receiver { .. } | Part::Absent | Part::Stopped => {
+            Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
                 return Err(Refusal::new("wrong_state", "it was not ordered"));
             }
         };
