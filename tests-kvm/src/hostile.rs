@@ -97,6 +97,13 @@ impl Prey {
         };
         format!("{host}:{}", port.number())
     }
+
+    /// Returns the same with a VM that is none, for requests that may mean anything.
+    fn without_vm(&self, dice: &mut Dice) -> Self {
+        let nothing = "no-such-vm".to_owned();
+        let nobody = dice.uuid().to_string();
+        Self { vm: nothing.clone(), name: nothing, nobody, ..self.clone() }
+    }
 }
 
 /// One hostile request.

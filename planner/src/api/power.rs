@@ -16,6 +16,10 @@ use crate::store::{
 };
 use crate::{clock, view};
 
+/// Definitions are a few kilobytes; agents take messages of a megabyte, and reports carry all of
+/// a host's.
+const DEFINITION_BYTES_MAX: usize = 64 << 10;
+
 impl Planner {
     /// Defines a VM if it is new, places it and starts it.
     ///
@@ -118,6 +122,12 @@ impl Planner {
             field: "definition",
             problem: format!("{} {}", error.field, error.problem),
         };
+        if text.len() > DEFINITION_BYTES_MAX {
+            return Err(ApiError::Invalid {
+                field: "definition",
+                problem: format!("is longer than {DEFINITION_BYTES_MAX} bytes"),
+            });
+        }
         let text = match self.defined_without_identity(text).await? {
             Some(known) => return Ok(known),
             None => definition::with_identity(text, fresh_vm()).map_err(invalid)?,

@@ -200,14 +200,19 @@ async fn refusals_tell(cluster: &Cluster<'_>, vm: &GuestVm) -> Result<()> {
         ..StopVmRequest::default()
     };
     expect_told(planner.stop_vm(stop).await.err(), Code::InvalidArgument, "how", "by magic")?;
-    let disks = definition::of_many_disks(&uuid::Uuid::new_v4().to_string());
-    let start = StartVmRequest {
-        definition: disks,
-        host: "b".to_owned(),
-        wait_ms: 5000,
-        ..StartVmRequest::default()
-    };
-    expect_told(planner.start_vm(start).await.err(), Code::FailedPrecondition, "", "disks")?;
+    // Too long for anybody, and short enough to come to the agent.
+    for (count, code, field, says) in [
+        (10_000, Code::InvalidArgument, "definition", "longer than"),
+        (1000, Code::FailedPrecondition, "", "disks"),
+    ] {
+        let start = StartVmRequest {
+            definition: definition::of_many_disks(&uuid::Uuid::new_v4().to_string(), count),
+            host: "b".to_owned(),
+            wait_ms: 5000,
+            ..StartVmRequest::default()
+        };
+        expect_told(planner.start_vm(start).await.err(), code, field, says)?;
+    }
     let address = format!("{PLANNER_ADDRESS}:9095");
     for (method, path, status, code) in [
         ("GET", "/api/vms/%ff", 400, "invalid"),

@@ -30,8 +30,16 @@ fn path(method: &str) -> String {
     format!("{SERVICE}/{method}")
 }
 
-/// Makes a call.
+/// Makes a call, broken now and then.
 pub(super) fn call(prey: &Prey, dice: &mut Dice) -> Call {
+    if dice.below(3) > 0 {
+        return whole(prey, dice);
+    }
+    let prey = prey.without_vm(dice);
+    whole(&prey, dice).break_it(dice)
+}
+
+fn whole(prey: &Prey, dice: &mut Dice) -> Call {
     match dice.below(10) {
         0 => Call::broken(&path(dice.pick(&METHODS)), noise::protobuf(dice, 8)),
         1 if dice.below(8) == 0 => Call::broken(&path(dice.pick(&METHODS)), noise::nested(2000)),
@@ -43,7 +51,6 @@ pub(super) fn call(prey: &Prey, dice: &mut Dice) -> Call {
         ),
         _ => Call::new(&path("Execute"), &execute(prey, dice)),
     }
-    .or_broken(dice)
 }
 
 fn looks(prey: &Prey, dice: &mut Dice) -> Call {
@@ -161,7 +168,7 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
 
 fn definition_of(vm_id: &str, dice: &mut Dice) -> String {
     match dice.below(12) {
-        0 => definition::of_many_disks(vm_id),
+        0 => definition::of_many_disks(vm_id, 10_000),
         1..8 => definition::unusable_at_agent(vm_id, dice),
         _ => definition::unusable(dice),
     }

@@ -47,9 +47,9 @@ fn whole(dice: &mut Dice, lines: &str) -> String {
 /// Returns a definition whose outline is right and which has so many disks that no machine has
 /// place for them.
 #[must_use]
-pub fn of_many_disks(uuid: &str) -> String {
+pub fn of_many_disks(uuid: &str, count: usize) -> String {
     let disks: String =
-        (0..10_000).map(|at| format!("[[disk]]\npath = \"/x/{at}.raw\"\n")).collect();
+        (0..count).map(|at| format!("[[disk]]\npath = \"/x/{at}.raw\"\n")).collect();
     format!(
         "uuid = \"{uuid}\"\nname = \"many-disks\"\nmachine = \"q35\"\naccel = \"tcg\"\nmemory = \"16MiB\"\n{disks}"
     )

@@ -42,15 +42,15 @@ impl Call {
         Self { path: path.to_owned(), message: message.encode_to_vec(), form: Form::Whole }
     }
 
-    /// Breaks the message, now and then.
-    pub(super) fn or_broken(mut self, dice: &mut Dice) -> Self {
-        match dice.below(8) {
+    /// Breaks the message. What is left of it may be whole again, and mean something else.
+    pub(super) fn break_it(mut self, dice: &mut Dice) -> Self {
+        match dice.below(3) {
             0 => {
                 let length = u64::try_from(self.message.len()).unwrap_or_default();
                 self.message.truncate(dice.length(length + 1));
             }
             1 => self.message = noise::protobuf(dice, 6),
-            2 => {
+            _ => {
                 for _ in 0..3 {
                     let length = u64::try_from(self.message.len()).unwrap_or_default();
                     if length > 0 {
@@ -59,7 +59,6 @@ impl Call {
                     }
                 }
             }
-            _ => return self,
         }
         self.form = Form::Broken;
         self

@@ -33,8 +33,16 @@ fn path(method: &str) -> String {
     format!("{SERVICE}/{method}")
 }
 
-/// Makes a call.
+/// Makes a call, broken now and then.
 pub(super) fn call(prey: &Prey, dice: &mut Dice) -> Call {
+    if dice.below(3) > 0 {
+        return whole(prey, dice);
+    }
+    let prey = prey.without_vm(dice);
+    whole(&prey, dice).break_it(dice)
+}
+
+fn whole(prey: &Prey, dice: &mut Dice) -> Call {
     match dice.below(8) {
         0 => Call::broken(&path(dice.pick(&METHODS)), noise::protobuf(dice, 8)),
         1 if dice.below(8) == 0 => Call::broken(&path(dice.pick(&METHODS)), noise::nested(2000)),
@@ -44,7 +52,6 @@ pub(super) fn call(prey: &Prey, dice: &mut Dice) -> Call {
         5 => Call::new(&path("StopVm"), &stop(prey, dice)),
         _ => Call::new(&path("MigrateVm"), &migrate(prey, dice)),
     }
-    .or_broken(dice)
 }
 
 fn looks(dice: &mut Dice) -> Call {
