@@ -204,9 +204,9 @@ impl Agent {
     }
 
     async fn lock(&self, vm: VmId) -> Option<OwnedMutexGuard<()>> {
-        let lock = self.world.with(|state| {
-            Some(Arc::clone(&state.agent_mut(&self.host)?.lane(vm).lock))
-        })?;
+        let lock = self
+            .world
+            .with(|state| Some(Arc::clone(&state.agent_mut(&self.host)?.lane(vm).lock)))?;
         Some(lock.lock_owned().await)
     }
 
@@ -249,7 +249,8 @@ impl Agent {
             if let Some(agent) = state.agent_mut(&self.host) {
                 agent.lane(vm).heard = Instant::now();
             }
-            let heard = state.words.entry((self.host.clone(), vm)).or_insert((word.claim, word.step));
+            let heard =
+                state.words.entry((self.host.clone(), vm)).or_insert((word.claim, word.step));
             *heard = (*heard).max((word.claim, word.step));
         });
         self.step().await;
@@ -336,7 +337,10 @@ impl State {
         if quiet > Duration::from_millis(limit) + SLACK {
             self.violated(
                 Invariant::Ends,
-                format!("{} stood still on {host} for {quiet:?} though no driver was heard", short(vm)),
+                format!(
+                    "{} stood still on {host} for {quiet:?} though no driver was heard",
+                    short(vm)
+                ),
             );
         }
     }

@@ -163,7 +163,9 @@ impl State {
             channel.frozen = Some(0);
         }
         if let Some(there) = self.hosts.get_mut(host) {
-            for qemu in there.qemus.values_mut().filter(|qemu| qemu.transfer == TransferState::Device) {
+            for qemu in
+                there.qemus.values_mut().filter(|qemu| qemu.transfer == TransferState::Device)
+            {
                 qemu.silent = true;
             }
         }
@@ -185,7 +187,8 @@ impl State {
         if let Some(looks) = channel.frozen {
             return self.frozen(id, &channel, looks);
         }
-        let ends = (Place::Host(channel.source.0.clone()), Place::Host(channel.destination.0.clone()));
+        let ends =
+            (Place::Host(channel.source.0.clone()), Place::Host(channel.destination.0.clone()));
         if !self.connected(&ends.0, &ends.1) {
             return self.apart(id, &channel);
         }

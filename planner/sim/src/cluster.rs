@@ -66,7 +66,10 @@ impl Cluster {
                     () = token.cancelled() => {}
                     () = cluster.live(Arc::clone(&life), &hosts) => {}
                 }
-                let wait = cluster.world.with(|state| state.dice.planner.millis(10, 6_000));
+                let wait = cluster.world.with(|state| {
+                    let back = state.weather.planner_back;
+                    state.dice.planner.millis(10, back)
+                });
                 tokio::time::sleep(wait).await;
             }
         });
@@ -162,9 +165,9 @@ impl State {
         let there = self.host(host)?;
         let record = there.journal.records.get(&vm)?;
         let memory = self.guests.get(&vm).map_or(0, |guest| guest.memory.value());
-        let alive = record.process().is_some_and(|process| {
-            matches!(self.judge(host, process), Some(Judged::Alive(_)))
-        });
+        let alive = record
+            .process()
+            .is_some_and(|process| matches!(self.judge(host, process), Some(Judged::Alive(_))));
         Some(v1::VmReport {
             vm_id: seen.vm_id,
             vm_name: seen.vm_name,

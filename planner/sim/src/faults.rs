@@ -84,8 +84,10 @@ impl Cluster {
 
     fn end_qemu(&self, host: &HostId, dice: &mut Dice, how: &str, killer: Killer) {
         self.world.with(|state| {
-            let pids: Vec<u32> =
-                state.host(host).map(|host| host.qemus.keys().copied().collect()).unwrap_or_default();
+            let pids: Vec<u32> = state
+                .host(host)
+                .map(|host| host.qemus.keys().copied().collect())
+                .unwrap_or_default();
             if let Some(pid) = dice.pick(&pids) {
                 state.end_process(host, *pid, how, killer);
             }
@@ -151,8 +153,10 @@ impl Cluster {
     fn silence(&self, host: &HostId, dice: &mut Dice) {
         let span = dice.millis(500, 20_000);
         let silent = self.world.with(|state| {
-            let pids: Vec<u32> =
-                state.host(host).map(|host| host.qemus.keys().copied().collect()).unwrap_or_default();
+            let pids: Vec<u32> = state
+                .host(host)
+                .map(|host| host.qemus.keys().copied().collect())
+                .unwrap_or_default();
             let pid = *dice.pick(&pids)?;
             state.qemu_mut(host, pid)?.silent = true;
             state.note(|| format!("host {host}: QEMU {pid} falls silent"));

@@ -14,6 +14,10 @@ use crate::world::{Invariant, State};
 
 /// One host.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that are true or not, each by itself, as a world has them"
+)]
 pub(crate) struct Host {
     pub(crate) up: bool,
     pub(crate) boot: u32,
@@ -156,7 +160,10 @@ impl State {
         {
             self.violated(
                 Invariant::OneRuns,
-                format!("{} runs on {other} (QEMU {other_pid}) and on {host} (QEMU {pid})", short(vm)),
+                format!(
+                    "{} runs on {other} (QEMU {other_pid}) and on {host} (QEMU {pid})",
+                    short(vm)
+                ),
             );
         }
         if image != guest.head && guest.blindly {
@@ -209,7 +216,9 @@ impl State {
         let Some(qemu) = self.hosts.get_mut(host).and_then(|host| host.qemus.remove(&pid)) else {
             return;
         };
-        self.note(|| format!("host {host}: QEMU {pid} of {} ends ({ended}, {killer:?})", short(qemu.vm)));
+        self.note(|| {
+            format!("host {host}: QEMU {pid} of {} ends ({ended}, {killer:?})", short(qemu.vm))
+        });
         if let Some(there) = self.hosts.get_mut(host) {
             let exit = Exit {
                 pid,
@@ -270,7 +279,10 @@ impl State {
                 if guest.lost.is_none() && !guest.off {
                     self.violated(
                         Invariant::NotLost,
-                        format!("the last copy of {} is ended on {host} by command", short(qemu.vm)),
+                        format!(
+                            "the last copy of {} is ended on {host} by command",
+                            short(qemu.vm)
+                        ),
                     );
                 }
             }
@@ -284,7 +296,9 @@ impl State {
 
     /// Kills the agent's process; what it runs goes on.
     pub(crate) fn kill_agent(&mut self, host: &HostId) {
-        let Some(agent) = self.hosts.get_mut(host).and_then(|host| host.agent.take()) else { return };
+        let Some(agent) = self.hosts.get_mut(host).and_then(|host| host.agent.take()) else {
+            return;
+        };
         agent.token.cancel();
         self.counts.agent_deaths += 1;
         self.note(|| format!("host {host}: agent dies"));
@@ -343,7 +357,8 @@ impl State {
         }
         there.agents += 1;
         let incarnation = there.agents;
-        there.agent = Some(AgentProcess::new(incarnation, CancellationToken::new(), Instant::now()));
+        there.agent =
+            Some(AgentProcess::new(incarnation, CancellationToken::new(), Instant::now()));
         self.note(|| format!("host {host}: agent {incarnation} starts"));
         Some(incarnation)
     }

@@ -6,7 +6,8 @@ use vmferry_planner::store::{LogRow, MigrationRow};
 use vmferry_planner_core::migration::{Entry, Event, Handover, Migration, Phase, SourceWord};
 use vmferry_types::{Bytes, HostId, PhaseLabel, PowerState, VmId};
 
-use crate::host::short;
+use crate::bugs::Bug;
+use crate::host::{Host, short};
 use crate::journal::Part;
 use crate::store::Open;
 use crate::world::{Invariant, State};
@@ -21,7 +22,9 @@ impl State {
         }
         let (vm, phase) = (short(row.migration.vm), row.migration.label());
         let destination = row.migration.destination().cloned();
-        self.note(|| format!("migration of {vm} from {} to {destination:?} is {phase}", row.migration.source));
+        self.note(|| {
+            format!("migration of {vm} from {} to {destination:?} is {phase}", row.migration.source)
+        });
         let generation = row.migration.books().generation;
         self.ledger.entry(row.migration.vm).or_insert(generation);
     }
@@ -33,17 +36,28 @@ impl State {
         for entry in entries {
             let phase = entry.after.label();
             self.note(|| {
-                format!("migration of {}: {} -> {phase} (claim {})", short(vm), entry.event.label(), row.claim)
+                format!(
+                    "migration of {}: {} -> {phase} (claim {})",
+                    short(vm),
+                    entry.event.label(),
+                    row.claim
+                )
             });
             match at.apply(&entry.event) {
                 Ok(after) if after == entry.after => at = after,
                 Ok(_) | Err(_) => {
-                    self.violated(Invariant::Replays, format!("{} does not lead there", entry.event.label()));
+                    self.violated(
+                        Invariant::Replays,
+                        format!("{} does not lead there", entry.event.label()),
+                    );
                 }
             }
         }
         if at != row.migration {
-            self.violated(Invariant::Replays, format!("the row of {} is not what was decided", short(vm)));
+            self.violated(
+                Invariant::Replays,
+                format!("the row of {} is not what was decided", short(vm)),
+            );
         }
         let generation = row.migration.books().generation;
         let newest = self.ledger.entry(vm).or_insert(generation);
@@ -51,7 +65,10 @@ impl State {
             let newest = *newest;
             self.violated(
                 Invariant::Generations,
-                format!("a row of {} goes from generation {newest} back to {generation}", short(vm)),
+                format!(
+                    "a row of {} goes from generation {newest} back to {generation}",
+                    short(vm)
+                ),
             );
         } else {
             *newest = generation;
@@ -82,7 +99,8 @@ impl State {
                 .qemus
                 .values()
                 .map(|qemu| {
-                    let memory = self.guests.get(&qemu.vm).map_or(Bytes::ZERO, |guest| guest.memory);
+                    let memory =
+                        self.guests.get(&qemu.vm).map_or(Bytes::ZERO, |guest| guest.memory);
                     (qemu.vm, memory)
                 })
                 .collect();
@@ -126,7 +144,8 @@ impl State {
                 .get(&reservation.admission)
                 .is_none_or(|row| row.ended_us.is_some());
             if *open == Open::Yes && ended {
-                let what = format!("{} is still reserved on {}", short(reservation.vm), reservation.host);
+                let what =
+                    format!("{} is still reserved on {}", short(reservation.vm), reservation.host);
                 found.push((Invariant::Capacity, what));
             }
         }
@@ -149,7 +168,12 @@ impl State {
 
     /// Whether a host is gone for good, or its journal is: what hangs on it may stay stuck.
     fn hopeless(&self, host: &HostId) -> bool {
-        self.host(host).is_none_or(|host| host.for_good || host.journal.lost)
+        self.host(host).is_none_or(|host| host.for_good || self.proves_nothing(host))
+    }
+
+    /// Whether a host's journal is lost, and its agent says so.
+    fn proves_nothing(&self, host: &Host) -> bool {
+        host.journal.lost && !self.bugged(Bug::AgentTrustsLostJournal)
     }
 
     fn check_row(
@@ -182,9 +206,15 @@ impl State {
             Err(why) => found.push((Invariant::Replays, format!("the log of {vm}: {why}"))),
         }
         if migration.label() == PhaseLabel::Failed {
-            let lost = self.guests.get(&migration.vm).is_some_and(|guest| guest.lost.is_some() || guest.off);
+            let lost = self
+                .guests
+                .get(&migration.vm)
+                .is_some_and(|guest| guest.lost.is_some() || guest.off);
             if !lost {
-                let what = format!("{vm} is given up though nothing happened to it: {:?}", migration.phase.cause());
+                let what = format!(
+                    "{vm} is given up though nothing happened to it: {:?}",
+                    migration.phase.cause()
+                );
                 found.push((Invariant::NotLost, what));
             }
         }
@@ -192,22 +222,30 @@ impl State {
 
     /// I5: who was not lost runs, where the store says.
     fn check_guest(&self, vm: VmId, found: &mut Vec<(Invariant, String)>) {
-        let (Some(guest), Some(row)) = (self.guests.get(&vm), self.tables.vms.get(&vm)) else { return };
+        let (Some(guest), Some(row)) = (self.guests.get(&vm), self.tables.vms.get(&vm)) else {
+            return;
+        };
         let owner = row.host.clone();
         if guest.lost.is_none() && !guest.off {
             let runs = guest.runs.as_ref().map(|(host, _)| host.clone());
             if runs.is_none() || runs != owner {
-                let what = format!("{} runs on {runs:?}, and is the store's on {owner:?}", short(vm));
+                let what =
+                    format!("{} runs on {runs:?}, and is the store's on {owner:?}", short(vm));
                 found.push((Invariant::NotLost, what));
             }
             if row.power != PowerState::Running {
-                let what = format!("{} runs, and the store says {}: {}", short(vm), row.power, row.error);
+                let what =
+                    format!("{} runs, and the store says {}: {}", short(vm), row.power, row.error);
                 found.push((Invariant::NotLost, what));
             }
         } else if row.power == PowerState::Running && guest.runs.is_none() {
             let excused = owner.is_none_or(|host| self.hopeless(&host));
             if !excused {
-                let what = format!("{} is gone ({:?}), and the store says that it runs", short(vm), guest.lost);
+                let what = format!(
+                    "{} is gone ({:?}), and the store says that it runs",
+                    short(vm),
+                    guest.lost
+                );
                 found.push((Invariant::NothingLeaks, what));
             }
         }
@@ -217,7 +255,7 @@ impl State {
     fn check_leaks(&self, vm: VmId, found: &mut Vec<(Invariant, String)>) {
         let owner = self.tables.vms.get(&vm).and_then(|row| row.host.clone());
         for (id, host) in &self.hosts {
-            if !host.up || host.journal.lost {
+            if !host.up || self.proves_nothing(host) {
                 continue;
             }
             for qemu in host.qemus.values().filter(|qemu| qemu.vm == vm) {

@@ -145,9 +145,7 @@ impl Record {
         match &self.part {
             Part::Running { .. } => Cont::Ordered,
             Part::Receiver { cont, .. } => *cont,
-            Part::Absent => {
-                self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont)
-            }
+            Part::Absent => self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont),
         }
     }
 }

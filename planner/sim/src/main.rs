@@ -60,7 +60,11 @@ fn replay(seed: u64) -> anyhow::Result<ExitCode> {
     Ok(report(&mut out, seed, &outcome)?)
 }
 
-fn report(out: &mut impl std::io::Write, seed: u64, outcome: &Outcome) -> std::io::Result<ExitCode> {
+fn report(
+    out: &mut impl std::io::Write,
+    seed: u64,
+    outcome: &Outcome,
+) -> std::io::Result<ExitCode> {
     for violation in &outcome.violations {
         writeln!(out, "SEED={seed} {violation}")?;
     }

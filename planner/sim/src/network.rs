@@ -13,8 +13,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use vmferry_planner::agents::{AgentError, Agents, Answer};
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
-    ContinueDestination, CheckReply, ClaimRequest, ExecuteReply, ExecuteRequest, ObserveRequest, SourceDescription,
-    VmObservation,
+    CheckReply, ClaimRequest, ContinueDestination, ExecuteReply, ExecuteRequest, ObserveRequest,
+    SourceDescription, VmObservation,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -47,6 +47,10 @@ enum NoAnswer {
 
 /// How one message fares.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that are true or not, each by itself, as a world has them"
+)]
 struct Passage {
     delay: Duration,
     arrives: bool,
@@ -119,12 +123,7 @@ impl SimAgents {
     }
 
     /// Asks an agent, and waits for its answer until a deadline.
-    async fn ask(
-        &self,
-        host: &HostId,
-        operation: &'static str,
-        ask: Ask,
-    ) -> Answer<Tell> {
+    async fn ask(&self, host: &HostId, operation: &'static str, ask: Ask) -> Answer<Tell> {
         let (kind, deadline) = match &ask {
             Ask::Execute(_) => (PointKind::Command, COMMAND_DEADLINE),
             Ask::Claim(_) | Ask::Observe(_) | Ask::Describe(_) | Ask::Check => {
@@ -207,6 +206,7 @@ type Answerer = oneshot::Sender<Result<Tell, NoAnswer>>;
 
 impl World {
     /// Carries a message to an agent, and its answer back, whatever becomes of who sent it.
+    #[expect(clippy::too_many_arguments, reason = "a message with all that befalls it")]
     fn carry(
         &self,
         from: Place,

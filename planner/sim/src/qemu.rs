@@ -10,6 +10,10 @@ use crate::world::ChannelId;
 
 /// One QEMU process.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that are true or not, each by itself, as a world has them"
+)]
 pub(crate) struct Qemu {
     pub(crate) vm: VmId,
     pub(crate) pid: u32,

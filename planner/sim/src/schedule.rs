@@ -8,9 +8,7 @@ use vmferry_planner::clock::simulated;
 use vmferry_planner::store::VmRow;
 use vmferry_planner_core::evidence::RunState;
 use vmferry_proto::v1;
-use vmferry_types::{
-    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, VmId,
-};
+use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, VmId};
 
 use crate::bugs::Bug;
 use crate::channel::host as host_named;
@@ -20,9 +18,7 @@ use crate::host::{Host, short};
 use crate::journal::{Part, Process, Record};
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{
-    Counts, EPOCH_US, Guest, Mishap, PointKind, Script, State, Violation, World,
-};
+use crate::world::{Counts, EPOCH_US, Guest, Mishap, PointKind, Script, State, Violation, World};
 
 /// Once it is calm, all has to have ended within this.
 const CALM: Duration = Duration::from_mins(20);
@@ -151,7 +147,7 @@ impl Schedule {
         world.with(|state| {
             state.script = Script { at: self.mishaps.clone(), ..Script::default() };
             for host in &hosts {
-                state.hosts.insert(host.clone(), Host::new(Bytes(3 * GIB)));
+                state.hosts.insert(host.clone(), Host::new(Bytes(self.weather.room * GIB)));
             }
             for number in 0..self.weather.vms {
                 let at = usize::try_from(number).unwrap_or(0) % hosts.len();
@@ -204,7 +200,9 @@ impl Schedule {
                             cluster.cancel(&migration.id).await;
                         }
                     }
-                    Err(error) => cluster.world.note(|| format!("{name} is not moved: {}", error.code())),
+                    Err(error) => {
+                        cluster.world.note(|| format!("{name} is not moved: {}", error.code()));
+                    }
                 }
             });
         }
@@ -212,7 +210,11 @@ impl Schedule {
 
     /// Waits until all has ended, or long enough.
     async fn wait(&self, cluster: &Cluster) {
-        let calm = Duration::from_millis(self.weather.calm_at_ms);
+        let mut calm = Duration::from_millis(self.weather.calm_at_ms);
+        if self.weather.calm_at_ms > 0 {
+            // The last planner that died has to come back, too.
+            calm += Duration::from_millis(self.weather.planner_back);
+        }
         let world = &cluster.world;
         loop {
             tokio::time::sleep(LOOK).await;

@@ -26,11 +26,7 @@ pub(crate) struct SimStore {
 
 impl SimStore {
     /// Carries one transaction out, unless the planner dies first; it may die before it hears.
-    async fn call<T>(
-        &self,
-        kind: PointKind,
-        work: impl FnOnce(&mut State) -> T + Send,
-    ) -> T {
+    async fn call<T>(&self, kind: PointKind, work: impl FnOnce(&mut State) -> T + Send) -> T {
         let dies_after = self.life.before(kind).await;
         let wait = self.life.world.with(|state| {
             let max = state.weather.store_max;
@@ -48,11 +44,7 @@ impl SimStore {
         Ok(self.call(PointKind::StoreRead, |state| work(&state.tables)).await)
     }
 
-    async fn write<T>(
-        &self,
-        what: &'static str,
-        work: impl FnOnce(&mut State) -> T + Send,
-    ) -> T {
+    async fn write<T>(&self, what: &'static str, work: impl FnOnce(&mut State) -> T + Send) -> T {
         let life = Arc::clone(&self.life);
         self.call(PointKind::StoreWrite, move |state| {
             let planner = life.number;

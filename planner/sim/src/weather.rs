@@ -33,6 +33,10 @@ pub struct Weather {
     pub blow_every: u64,
     /// Which blows there are.
     pub blows: Vec<Blow>,
+    /// How long a planner that died stays away, at most.
+    pub planner_back: u64,
+    /// How many guests fit into a host.
+    pub room: u64,
     /// How many planners share the store.
     pub planners: u32,
     /// How many VMs there are.
@@ -111,6 +115,8 @@ impl Weather {
             store_max: 1,
             blow_every: 0,
             blows: Vec::new(),
+            planner_back: 6_000,
+            room: 3,
             planners: 1,
             vms: 1,
             hosts: 2,
@@ -142,7 +148,8 @@ impl Weather {
             ..Self::fair()
         };
         weather.calm_at_ms = dice.between(5_000, 40_000);
-        weather.delay_max = if dice.chance(300) { dice.between(20, 400) } else { dice.between(1, 10) };
+        weather.delay_max =
+            if dice.chance(300) { dice.between(20, 400) } else { dice.between(1, 10) };
         weather.store_max = if dice.chance(200) { dice.between(50, 3_000) } else { 2 };
         weather.blow_every = if dice.chance(800) { dice.between(300, 8_000) } else { 0 };
         weather.blows = BLOWS.into_iter().filter(|_| dice.chance(350)).collect();
@@ -150,6 +157,8 @@ impl Weather {
         if dice.chance(80) {
             weather.blows.push(Blow::Journal);
         }
+        weather.planner_back = if dice.chance(300) { dice.between(6_000, 60_000) } else { 6_000 };
+        weather.room = if dice.chance(500) { 2 } else { 3 };
         weather.planners = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.vms = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);

@@ -91,6 +91,10 @@ impl fmt::Display for Violation {
 
 /// What is true of a guest, whoever knows it.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that are true or not, each by itself, as a world has them"
+)]
 pub(crate) struct Guest {
     /// Its newest past. Whoever holds another may not run it.
     pub(crate) head: u64,

@@ -1,5 +1,7 @@
 //! One move, and one thing that goes wrong at each point in turn.
 
+#![expect(clippy::print_stdout, clippy::panic, reason = "what helps a test fails as the test does")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_sim::schedule::{Outcome, Schedule};
@@ -30,7 +32,8 @@ fn points(outcome: &Outcome, kind: PointKind) -> u64 {
 /// Ways that a move can take, one for each order of commands that a single accident leads to.
 fn ways() -> Vec<(Mishaps, Outcome)> {
     let plain = holds(&[]);
-    let (steps, commands) = (points(&plain, PointKind::QemuStep), points(&plain, PointKind::Command));
+    let (steps, commands) =
+        (points(&plain, PointKind::QemuStep), points(&plain, PointKind::Command));
     let mut candidates: Vec<Mishaps> = vec![Vec::new()];
     for accident in [
         Mishap::ChannelBreaks,

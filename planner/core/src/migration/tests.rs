@@ -235,10 +235,7 @@ fn a_receiver_does_not_go_on_once_the_source_has_run_past_it() {
     let still = rows::rolling_back(Back::Undoing);
     assert_eq!(still.apply(&gone).unwrap().label(), PhaseLabel::Restored);
     let error = "Channel error".to_owned();
-    for cause in [
-        Cause::SourceRanAgain { error: error.clone() },
-        Cause::TransferFailed { error },
-    ] {
+    for cause in [Cause::SourceRanAgain { error: error.clone() }, Cause::TransferFailed { error }] {
         let mut ran = still.clone();
         if let Phase::RollingBack { cause: turned_back, .. } = &mut ran.phase {
             *turned_back = cause;

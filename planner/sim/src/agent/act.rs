@@ -25,8 +25,14 @@ impl Agent {
         self.world.with(|state| {
             *state.counts.commands.entry(name).or_default() += 1;
             state.note(|| {
-                format!("host {}: {name} of {} (claim {}, step {}, generation {})",
-                    self.host, short(vm), word.claim, word.step, word.generation)
+                format!(
+                    "host {}: {name} of {} (claim {}, step {}, generation {})",
+                    self.host,
+                    short(vm),
+                    word.claim,
+                    word.step,
+                    word.generation
+                )
             });
         });
         if self.fails() {
@@ -49,7 +55,10 @@ impl Agent {
         };
         if let Err(refusal) = &outcome {
             self.world.note(|| {
-                format!("host {}: refuses {name}: {} {}", self.host, refusal.detail.code, refusal.message)
+                format!(
+                    "host {}: refuses {name}: {} {}",
+                    self.host, refusal.detail.code, refusal.message
+                )
             });
         }
         outcome
@@ -99,7 +108,8 @@ impl Agent {
         let proof = match self.judge(process) {
             Some(Judged::Gone { proof, .. }) => proof,
             Some(Judged::Alive(pid)) => {
-                let lies = self.world.with(|state| state.bugged(crate::bugs::Bug::AgentLiesAboutGone));
+                let lies =
+                    self.world.with(|state| state.bugged(crate::bugs::Bug::AgentLiesAboutGone));
                 if lies {
                     let (pid, start_time) = process.identity.unwrap_or_default();
                     return Ok(v1::GoneProof {
@@ -110,7 +120,8 @@ impl Agent {
                         ..v1::GoneProof::default()
                     });
                 }
-                self.world.with(|state| state.end_process(&self.host, pid, "signal 9", Killer::Command));
+                self.world
+                    .with(|state| state.end_process(&self.host, pid, "signal 9", Killer::Command));
                 self.step().await;
                 match self.judge(process) {
                     Some(Judged::Gone { proof, .. }) => proof,

@@ -103,7 +103,8 @@ impl Agent {
                 if let Some(agent) = state.agent_mut(&self.host) {
                     agent.learned.insert(vm);
                 }
-                state.note(|| format!("host {}: agent knows {}", self.host, crate::host::short(vm)));
+                state
+                    .note(|| format!("host {}: agent knows {}", self.host, crate::host::short(vm)));
                 state.ring(&self.host, vm);
             });
             let by_self = self.world.with(|state| state.bugged(Bug::AgentStartsBySelf));

@@ -81,6 +81,7 @@ impl State {
         };
         seen.knowledge = knowledge.into();
         fill_record(&mut seen, record);
+        seen.ever_continued &= !self.bugged(Bug::AgentForgetsCont);
         fill_gone(&mut seen, record, judged.as_ref());
         if let Some(qemu) = qemu {
             fill_qemu(&mut seen, record, qemu);

@@ -6,7 +6,6 @@ use vmferry_types::VmId;
 
 use super::learn::Judged;
 use super::{Agent, Refusal};
-use crate::bugs::Bug;
 use crate::fence::Word;
 use crate::journal::{Cont, Ended, Part, Process, Record};
 
@@ -69,8 +68,7 @@ impl Agent {
     /// Starts the process that the journal names, and notes who it is.
     async fn launch(&self, vm: VmId, process: &Process) -> Result<v1::ExecuteReply, Refusal> {
         let started = self.world.with(|state| {
-            let pid =
-                state.start_process(&self.host, vm, process.launch, RunState::InMigrate)?;
+            let pid = state.start_process(&self.host, vm, process.launch, RunState::InMigrate)?;
             Some((pid, state.qemu(&self.host, pid)?.start_time))
         });
         let Some(identity) = started else {
@@ -94,11 +92,13 @@ impl Agent {
     /// Makes the receiver listen, and notes where.
     async fn listen(&self, vm: VmId, pid: u32) -> Result<v1::ExecuteReply, Refusal> {
         let port = self.world.with(|state| {
-            let port = state.hosts.get_mut(&self.host).map_or(0, super::super::host::Host::fresh_port);
+            let port =
+                state.hosts.get_mut(&self.host).map_or(0, super::super::host::Host::fresh_port);
             match state.qemu_mut(&self.host, pid) {
-                Some(qemu) => {
-                    qemu.listen(port).map(|()| port).map_err(|error| Refusal::new("internal", error))
-                }
+                Some(qemu) => qemu
+                    .listen(port)
+                    .map(|()| port)
+                    .map_err(|error| Refusal::new("internal", error)),
                 None => Err(Refusal::new("receiver_gone", "the receiver ended")),
             }
         })?;
@@ -165,7 +165,10 @@ impl Agent {
             Part::Receiver { process, migration, .. } if *migration == word.migration => process,
             Part::Running { process, .. } if process.admission == word.migration => process,
             Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
-                return Err(Refusal::new("receiver_gone", "there is no receiver of this migration"));
+                return Err(Refusal::new(
+                    "receiver_gone",
+                    "there is no receiver of this migration",
+                ));
             }
         };
         let pid = match self.judge(process) {
@@ -198,25 +201,18 @@ impl Agent {
 
     /// Notes, before QEMU hears it, that the guest may have run here.
     fn note_cont(&self, vm: VmId, word: &Word) {
-        let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsCont));
         self.write(vm, |record| {
             if let Some(process) = record.process_mut() {
                 process.generation = word.generation;
             }
-            if let Part::Receiver { cont, .. } = &mut record.part
-                && !forgets
-            {
+            if let Part::Receiver { cont, .. } = &mut record.part {
                 *cont = Cont::Ordered;
             }
         });
     }
 
     /// Ends the receiver, proven.
-    pub(super) async fn destroy(
-        &self,
-        vm: VmId,
-        word: &Word,
-    ) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn destroy(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
         let proof = match &record.part {
             Part::Running { .. } => {
@@ -246,7 +242,10 @@ impl Agent {
         let proof = self.world.with(|state| v1::GoneProof {
             kind: v1::ProofKind::NeverStarted.into(),
             host_id: self.host.to_string(),
-            boot_id: state.host(&self.host).map(|host| host.boot_id(&self.host)).unwrap_or_default(),
+            boot_id: state
+                .host(&self.host)
+                .map(|host| host.boot_id(&self.host))
+                .unwrap_or_default(),
             at_ms: state.at_ms(),
             ..v1::GoneProof::default()
         });

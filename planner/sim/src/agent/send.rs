@@ -76,7 +76,8 @@ impl Agent {
                 });
             }
         });
-        self.world.with(|state| state.saw(&self.host, vm, |sight| *sight = super::Sight::default()));
+        self.world
+            .with(|state| state.saw(&self.host, vm, |sight| *sight = super::Sight::default()));
         self.step().await;
         let told = self.world.with(|state| match state.qemu_mut(&self.host, pid) {
             Some(qemu) => qemu.migrate().map_err(|error| Refusal::new("internal", error)),
@@ -146,11 +147,7 @@ impl Agent {
     }
 
     /// Takes an unordered transfer back.
-    pub(super) async fn cancel(
-        &self,
-        vm: VmId,
-        cause: &str,
-    ) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn cancel(&self, vm: VmId, cause: &str) -> Result<v1::ExecuteReply, Refusal> {
         let (_, pid) = self.running(vm)?;
         let sent = self.record(vm).and_then(|record| record.outgoing().cloned());
         match sent.map(|sent| sent.order) {
@@ -207,9 +204,9 @@ impl Agent {
         });
         self.step().await;
         let (run, busy) = self.world.with(|state| {
-            state.qemu(&self.host, pid).map_or((RunState::Unknown, false), |qemu| {
-                (qemu.run, qemu.busy())
-            })
+            state
+                .qemu(&self.host, pid)
+                .map_or((RunState::Unknown, false), |qemu| (qemu.run, qemu.busy()))
         });
         if busy {
             return self.call_back(pid).await;
@@ -221,11 +218,7 @@ impl Agent {
     }
 
     /// Ends the process whose guest goes on elsewhere.
-    pub(super) async fn release(
-        &self,
-        vm: VmId,
-        word: &Word,
-    ) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn release(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
         let proof = match &record.part {
             Part::Running { process, .. } => {
@@ -261,10 +254,9 @@ impl Agent {
                 self.tombstone(vm, &proof, Cont::Ordered);
                 proof
             }
-            Part::Absent if record.ended.is_some() => record
-                .ended
-                .map(|ended| ended.proof)
-                .unwrap_or_default(),
+            Part::Absent if record.ended.is_some() => {
+                record.ended.map(|ended| ended.proof).unwrap_or_default()
+            }
             Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
                 return Err(Refusal::new("wrong_state", "it was not ordered"));
             }

@@ -46,9 +46,8 @@ impl Agent {
         let Some(Judged::Alive(pid)) = self.judge(record.process()?) else { return None };
         let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsHold));
         let hold = if record.hold_limit_ms == 0 { HOLD_MS } else { record.hold_limit_ms };
-        let limit = |value: u64, default| {
-            Duration::from_millis(if value == 0 { default } else { value })
-        };
+        let limit =
+            |value: u64, default| Duration::from_millis(if value == 0 { default } else { value });
         self.world.with(|state| {
             let (transfer, bytes) = state.qemu(&self.host, pid).map(|q| (q.transfer, q.bytes))?;
             let now = Instant::now();
@@ -61,7 +60,8 @@ impl Agent {
             if transfer == TransferState::PreSwitchover {
                 let since = *lane.still_since.get_or_insert(now);
                 let quiet = age(since).min(age(lane.heard));
-                return (quiet >= Duration::from_millis(hold) && !(forgets && self.incarnation > 1))
+                return (quiet >= Duration::from_millis(hold)
+                    && !(forgets && self.incarnation > 1))
                     .then(|| "no driver was heard".to_owned());
             }
             lane.still_since = None;

@@ -10,7 +10,9 @@ use vmferry_planner::store::{
 };
 use vmferry_planner::view;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Migration, Phase};
-use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId};
+use vmferry_types::{
+    Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId,
+};
 
 /// All that the store keeps.
 #[derive(Debug, Default)]
@@ -387,10 +389,10 @@ impl Tables {
     ) -> Result<Commit<Box<MigrationRow>>, StoreError> {
         let before = write.before;
         let id = before.migration.id;
-        let (lease_owner, lease_until) =
-            self.migrations.get(&id).map_or((None, Timestamp(0)), |known| {
-                (known.lease_owner.clone(), known.lease_until)
-            });
+        let (lease_owner, lease_until) = self
+            .migrations
+            .get(&id)
+            .map_or((None, Timestamp(0)), |known| (known.lease_owner.clone(), known.lease_until));
         let mut row = MigrationRow {
             notes: write.notes.clone(),
             updated_us: write.now_us,
@@ -435,8 +437,7 @@ fn applied(migration: &Migration, event: Event) -> Result<Vec<Entry>, StoreError
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value)
-        .map_err(|source| StoreError::Record { what: "migration", source })
+    serde_json::to_string(value).map_err(|source| StoreError::Record { what: "migration", source })
 }
 
 fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64) -> MigrationRow {
