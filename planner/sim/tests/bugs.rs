@@ -14,9 +14,8 @@ fn caught(bug: Bug) -> Option<(String, String)> {
         let outcome = Schedule { bug: Some(bug), ..schedule }.run();
         outcome.violations.first().map(ToString::to_string)
     };
-    let by_seed = (1..=SEEDS).find_map(|seed| {
-        fails(Schedule::drawn(seed)).map(|what| (format!("SEED={seed}"), what))
-    });
+    let by_seed = (1..=SEEDS)
+        .find_map(|seed| fails(Schedule::drawn(seed)).map(|what| (format!("SEED={seed}"), what)));
     by_seed.or_else(|| {
         let kinds = [PointKind::AgentStep, PointKind::QemuStep];
         let deaths = [Mishap::SourceQemuDies, Mishap::DestinationQemuDies, Mishap::ChannelBreaks];
@@ -32,10 +31,8 @@ fn caught(bug: Bug) -> Option<(String, String)> {
 #[test]
 fn every_deliberate_bug_is_caught() {
     let found: Vec<(Bug, Option<(String, String)>)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = Bug::ALL
-            .iter()
-            .map(|bug| (*bug, scope.spawn(move || caught(*bug))))
-            .collect();
+        let threads: Vec<_> =
+            Bug::ALL.iter().map(|bug| (*bug, scope.spawn(move || caught(*bug)))).collect();
         threads.into_iter().map(|(bug, thread)| (bug, thread.join().unwrap())).collect()
     });
     for (bug, by) in &found {
