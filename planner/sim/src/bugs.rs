@@ -44,8 +44,6 @@ pub enum Bug {
     StoreWritesAnyway,
     /// The store says that a row is written, and it is not always.
     StoreLosesWrites,
-    /// The store does not count what is reserved when it grants.
-    StoreForgetsReservations,
 }
 
 impl Bug {
@@ -70,6 +68,5 @@ impl Bug {
         Self::PlannerContinuesEarly,
         Self::StoreWritesAnyway,
         Self::StoreLosesWrites,
-        Self::StoreForgetsReservations,
     ];
 }

@@ -154,7 +154,6 @@ impl Schedule {
                 place_vm(state, number, &hosts[at]);
             }
             state.script.seen.clear();
-            state.tables.forgets = state.bugged(Bug::StoreForgetsReservations);
         });
         hosts
     }

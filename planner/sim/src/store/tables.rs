@@ -25,8 +25,6 @@ pub(crate) struct Tables {
     pub(crate) reservations: BTreeMap<(MigrationId, HostId), (Reservation, Open)>,
     pub(crate) cordons: Vec<Cordon>,
     pub(crate) power: BTreeMap<MigrationId, PowerAction>,
-    /// The deliberate mistake: what is reserved does not count.
-    pub(crate) forgets: bool,
 }
 
 /// Whether a reservation still counts.
@@ -184,8 +182,7 @@ impl Tables {
         if inbound >= grant.inbound_max {
             return Some(Refused::InboundCap { host: host.clone(), inbound });
         }
-        let reserved = if self.forgets { Vec::new() } else { self.reserved_on(host) };
-        grant.room.check(&reserved).err().map(|note| Refused::NoRoom { note })
+        grant.room.check(&self.reserved_on(host)).err().map(|note| Refused::NoRoom { note })
     }
 
     pub(crate) fn admit(
