@@ -158,6 +158,7 @@ impl Weather {
             weather.blows.push(Blow::Journal);
         }
         weather.planner_back = if dice.chance(300) { dice.between(6_000, 60_000) } else { 6_000 };
+        weather.room = if dice.chance(500) { 2 } else { 3 };
         weather.planners = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.vms = u32::try_from(dice.between(1, 3)).unwrap_or(1);
         weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);

@@ -128,8 +128,24 @@ impl Tables {
         open
     }
 
+    /// What is promised on a host: open reservations, and the VMs that it owns.
     fn reserved_on(&self, host: &HostId) -> Vec<Reservation> {
-        self.open_reservations().into_iter().filter(|held| held.host == *host).collect()
+        let owned = self.vms.values().filter(|vm| {
+            let runs = match vm.power {
+                PowerState::Running | PowerState::Starting | PowerState::Stopping => true,
+                PowerState::Stopped | PowerState::Lost => false,
+            };
+            runs && vm.host.as_ref() == Some(host)
+        });
+        let owned = owned.map(|vm| Reservation {
+            admission: MigrationId::from_u128(vm.id.as_u128()),
+            host: host.clone(),
+            vm: vm.id,
+            memory: vm.memory,
+            cpu: vm.cpu,
+        });
+        let held = self.open_reservations().into_iter().filter(|held| held.host == *host);
+        held.chain(owned).collect()
     }
 
     fn reserve(&mut self, reservation: Reservation) {

@@ -64,14 +64,22 @@ pub(super) async fn vm_locked(
         .transpose()
 }
 
-/// Reads the open reservations of one host under the write lock.
+/// Reads what is promised on one host under the write lock: open reservations, and the VMs that it
+/// owns.
+///
+/// A VM that has just arrived has no reservation any more, and is in no report of its host yet. It
+/// stands under its own id; whoever adds up counts each VM once.
 pub(super) async fn reservations_locked(
     transaction: &mut Transaction<'static, Sqlite>,
     host: &HostId,
 ) -> Result<Vec<Reservation>, StoreError> {
     sqlx::query(
         "SELECT admission, host, vm_id, memory_bytes, cpu_milli FROM reservations
-         WHERE host = $1 AND closed_ms IS NULL ORDER BY admission",
+         WHERE host = $1 AND closed_ms IS NULL
+         UNION ALL
+         SELECT id AS admission, host, id AS vm_id, memory_bytes, cpu_milli FROM vms
+         WHERE host = $1 AND power IN ('running', 'starting', 'stopping')
+         ORDER BY admission, vm_id",
     )
     .bind(host.as_str())
     .fetch_all(&mut **transaction)
