@@ -139,8 +139,9 @@ fn a_receiver_may_die_at_every_step_of_an_agent() {
 }
 
 #[test]
-fn a_channel_may_break_at_every_step_of_an_agent() {
-    at_every_point(PointKind::AgentStep, &[Mishap::ChannelBreaks]);
+fn a_channel_may_break_at_every_step_of_a_transfer() {
+    at_every_point(PointKind::QemuStep, &[Mishap::ChannelBreaks]);
+    at_every_point(PointKind::Command, &[Mishap::ChannelBreaks]);
 }
 
 #[test]
