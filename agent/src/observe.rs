@@ -122,7 +122,7 @@ fn run_state(sight: &Sight) -> String {
     }
 }
 
-fn order(record: &VmRecord) -> (bool, bool, String) {
+pub(crate) fn order(record: &VmRecord) -> (bool, bool, String) {
     let sent = record.outgoing().or_else(|| record.unsettled_order());
     match sent.map(|sent| &sent.order) {
         None | Some(Order::Open) => (false, false, String::new()),

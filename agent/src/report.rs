@@ -69,6 +69,7 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         capabilities: Some(capabilities(agent, bridges)),
         vms: without_long_gone(reports),
         strangers: strangers.iter().map(|stranger| stranger.text.clone()).collect(),
+        orphans: Vec::new(),
     }
 }
 
@@ -189,6 +190,7 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
         Role::Running | Role::Held | Role::Receiver => true,
         Role::Absent | Role::Stopped => false,
     };
+    let (handed, gave_up, _) = observe::order(&record);
     let configured = vm.as_ref().map_or(0, |vm| vm.memory_max.plus(OVERHEAD).value());
     Some(v1::VmReport {
         vm_id: record.vm.to_string(),
@@ -216,6 +218,10 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
             .as_ref()
             .filter(|_| process)
             .map(|gone| wire::gone_to_wire(gone, &agent.config.host_id)),
+        guest_end: String::new(),
+        handed,
+        gave_up,
+        ever_continued: record.ever_continued(),
     })
 }
 

@@ -157,7 +157,10 @@ impl Planner for Service {
         &self,
         _: Request<ListMigrationsRequest>,
     ) -> Reply<ListMigrationsReply> {
-        self.reply(|_| ListMigrationsReply { migrations: self.answers.states.clone() })
+        self.reply(|_| ListMigrationsReply {
+            migrations: self.answers.states.clone(),
+            ..ListMigrationsReply::default()
+        })
     }
 
     async fn get_migration(&self, _: Request<GetMigrationRequest>) -> Reply<Migration> {

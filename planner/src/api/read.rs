@@ -125,7 +125,7 @@ impl Planner {
         if asked.stuck {
             migrations.retain(|migration| migration.stuck.is_some());
         }
-        Ok(v1::ListMigrationsReply { migrations })
+        Ok(v1::ListMigrationsReply { migrations, halves: Vec::new() })
     }
 
     /// Shows one migration with its log.

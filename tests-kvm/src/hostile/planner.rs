@@ -3,7 +3,7 @@
 use vmferry_proto::v1::{
     CancelMigrationRequest, Capacity, GetHostRequest, GetMigrationRequest, GetVmRequest, GoneProof,
     HostReport, HugePages, Knowledge, ListHostsRequest, ListMigrationsRequest, ListVmsRequest,
-    MigrateVmRequest, StartVmRequest, StopVmRequest, VmReport,
+    MigrateVmRequest, Orphan, StartVmRequest, StopVmRequest, VmReport,
 };
 
 use super::dice::Dice;
@@ -99,6 +99,7 @@ fn report(prey: &Prey, dice: &mut Dice) -> HostReport {
         capabilities: None,
         vms: (0..count).map(|_| vm_report(prey, dice)).collect(),
         strangers: vec![noise::text(dice)],
+        orphans: vec![orphan(dice)],
     }
 }
 
@@ -149,6 +150,20 @@ fn vm_report(prey: &Prey, dice: &mut Dice) -> VmReport {
             stderr_tail: noise::text(dice),
             ..GoneProof::default()
         }),
+        guest_end: noise::text(dice),
+        handed: dice.below(2) == 0,
+        gave_up: dice.below(2) == 0,
+        ever_continued: dice.below(2) == 0,
+    }
+}
+
+fn orphan(dice: &mut Dice) -> Orphan {
+    Orphan {
+        vm_id: noise::text(dice),
+        vm_name: noise::text(dice),
+        kind: noise::text(dice),
+        detail: noise::text(dice),
+        generation: noise::number(dice),
     }
 }
 
