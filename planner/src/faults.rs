@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use vmferry_planner_core::migration::{Entry, Migration, Phase, Switchover};
+use vmferry_planner_core::migration::{Back, Entry, Migration, Phase, Stage, Switchover};
 
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +57,7 @@ impl FaultPoints {
     }
 }
 
-/// Names the points around a commit: one for each phase that it enters.
+/// Names the points around a commit: one for each phase, or step within one, that it enters.
 pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str> {
     let mut points = Vec::new();
     let mut last = point(before);
@@ -73,15 +73,23 @@ pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str>
 
 fn point(migration: &Migration) -> &'static str {
     match &migration.phase {
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => "armed",
         Phase::Captured { switchover: Switchover::Ordered, .. } => "ordered",
+        Phase::Captured { switchover: Switchover::Forward, .. } => "decided_forward",
+        Phase::RollingBack { back, .. } => match back {
+            Back::Cancelling => "cancelling",
+            Back::Clearing => "clearing",
+            Back::Undoing => "undoing",
+            Back::Resuming { .. } => "resuming",
+            Back::PoweredOff => "powered_off",
+        },
         Phase::Queued { .. }
-        | Phase::Admitted { .. }
-        | Phase::Captured { .. }
+        | Phase::Admitted { stage: Stage::Arming, .. }
+        | Phase::Captured { switchover: Switchover::Withheld, .. }
         | Phase::Restored { .. }
         | Phase::Committed { .. }
         | Phase::Attached { .. }
         | Phase::Done { .. }
-        | Phase::RollingBack { .. }
         | Phase::Aborted { .. }
         | Phase::Failed { .. } => migration.label().label(),
     }

@@ -12,7 +12,8 @@ use crate::admission::{self, Found};
 use crate::definition::{self, Outline};
 use crate::planner::{Drives, Planner, fresh_admission, fresh_vm};
 use crate::store::{
-    AdmitPower, Defined, NewPower, PowerAction, PowerKind, PowerPhase, Refused, Room, VmRow,
+    AdmitPower, Defined, NewPower, PowerAction, PowerKind, PowerPhase, Refused, Room, StoreError,
+    VmRow,
 };
 use crate::{clock, view};
 
@@ -91,7 +92,7 @@ impl Planner {
             cpu: vm.cpu,
             room: Room::new(|_| Ok(())),
         };
-        let action = match self.store().admit_power(&new, clock::now_us()).await? {
+        let action = match self.admit_power(&new, "stopping").await? {
             AdmitPower::Admitted(action) | AdmitPower::Known(action) => action,
             AdmitPower::Refused(Refused::InFlight { admission })
                 if vm.power == PowerState::Stopping =>
@@ -205,10 +206,24 @@ impl Planner {
             cpu: outline.cpu,
             room: grant.room,
         };
-        match self.store().admit_power(&new, clock::now_us()).await? {
+        match self.admit_power(&new, "starting").await? {
             AdmitPower::Admitted(action) | AdmitPower::Known(action) => Ok(action),
             AdmitPower::Refused(refused) => Err(refused.into()),
         }
+    }
+
+    /// Writes an admission down. The points around it are those of a test build.
+    async fn admit_power(
+        &self,
+        new: &NewPower,
+        point: &'static str,
+    ) -> Result<AdmitPower, StoreError> {
+        self.parts.faults.pass("before_commit", point).await;
+        let admitted = self.store().admit_power(new, clock::now_us()).await?;
+        if matches!(admitted, AdmitPower::Admitted(_)) {
+            self.parts.faults.pass("after_commit", point).await;
+        }
+        Ok(admitted)
     }
 
     /// Waits for a start or stop as long as asked, and answers with the VM.

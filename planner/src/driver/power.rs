@@ -408,8 +408,14 @@ mod tests {
     fn a_guest_that_fails_by_itself_was_started_all_the_same() {
         for run_state in ["running", "io-error", "guest-panicked"] {
             assert!(runs(&running(run_state)), "{run_state}");
+    let point = match action.kind {
+        PowerKind::Start => "started",
+        PowerKind::Stop => "stopped",
+    };
+    planner.parts.faults.pass("before_commit", point).await;
         }
         for run_state in ["", "prelaunch", "inmigrate", "paused"] {
+            planner.parts.faults.pass("after_commit", point).await;
             assert!(!runs(&running(run_state)), "{run_state}");
         }
     }

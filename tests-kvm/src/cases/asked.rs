@@ -195,7 +195,7 @@ async fn cancel_twice(
 async fn cancel(cluster: &mut Cluster<'_>, death: Death) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("wanted"), "a").await?;
     let migration = start_endless(cluster, &vm).await?;
-    cancel_twice(cluster, &migration.id, (death, "rolling_back")).await?;
+    cancel_twice(cluster, &migration.id, (death, "cancelling")).await?;
     expect_cancelled(cluster, &vm, &migration.id).await?;
     expect_one(&cluster.clients, &vm, &migration.id).await?;
     Ok(Note::new())
