@@ -15,8 +15,8 @@ use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::shutdown::Shutdown;
-use vmferry_planner::store::Store;
 use vmferry_planner::store::sqlite::SqliteStore;
+use vmferry_planner::store::{Sharing, Store};
 use vmferry_planner::{server, telemetry};
 
 /// Decides where VMs go, and sees every move through to its end.
@@ -35,8 +35,10 @@ async fn main() -> anyhow::Result<()> {
     telemetry::install().map_err(|error| anyhow::anyhow!("set up logging: {error}"))?;
     let StoreUrl::Sqlite(path) = &config.store;
     let store = SqliteStore::open(path).await?;
-    // Only one planner can have the file: whoever held leases in it is gone.
-    store.clear_leases().await?;
+    if store.sharing() == Sharing::Alone {
+        // Whoever held leases in it is gone.
+        store.clear_leases().await?;
+    }
     let store: Arc<dyn Store> = Arc::new(store);
     let directory = Arc::new(Directory::default());
     let inventory = Inventory::load(&config, Arc::clone(&directory), store.as_ref()).await?;

@@ -17,10 +17,10 @@ use vmferry_planner_core::migration::Refusal;
 use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
 
 pub use rows::{
-    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
-    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen, PowerAction,
-    PowerKind, PowerPhase, PowerRecord, Refused, Request, Reservation, Room, SavedHost, TakeOver,
-    VmRow,
+    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, DeclarationKind, Declared,
+    Defined, Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
+    NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord,
+    Refused, Request, Reservation, Room, SavedHost, TakeOver, TakePower, Tombstone, VmRow,
 };
 
 /// Says why the store could not do what it was asked.
@@ -103,23 +103,53 @@ pub enum StoreError {
 /// What a store answers, when it does.
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
+/// Whether other planners may use a store at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// No other one can have it open.
+    Alone,
+    /// Others may write to it at any moment.
+    Shared,
+}
+
 /// The durable store.
 pub trait Store: std::fmt::Debug + Send + Sync + 'static {
+    /// Says whether other planners may use it too.
+    fn sharing(&self) -> Sharing;
+
     /// Reads every host that ever introduced itself.
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
+    /// Writes that a host is dead, and marks as lost what ran there and no admission owns.
+    fn declare_dead<'a>(
+        &'a self,
+        host: &'a HostId,
+        declaration: &'a Declaration,
+    ) -> Stored<'a, Declared>;
+    /// Makes a declaration void: the host was heard from the very boot again. `false` if none of
+    /// that boot holds.
+    fn void_declaration<'a>(
+        &'a self,
+        host: &'a HostId,
+        boot_id: &'a str,
+        now: Timestamp,
+    ) -> Stored<'a, bool>;
 
-    /// Reads every VM.
+    /// Reads every VM that is not deleted.
     fn vms(&self) -> Stored<'_, Vec<VmRow>>;
     /// Reads one VM.
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>>;
     /// Reads the VMs of a name; more than one only if several were adopted so.
     fn vms_named<'a>(&'a self, name: &'a str) -> Stored<'a, Vec<VmRow>>;
+    /// Reads what stays of a deleted VM.
+    fn tombstone(&self, vm: VmId) -> Stored<'_, Option<Tombstone>>;
     /// Writes a new VM, unless its id or name is taken.
     fn define_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined>;
     /// Writes a VM that a host reported and the store does not know (rule R13).
-    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined>;
+    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Adopted>;
+    /// Deletes a VM that is stopped or lost. Its generation and claim are kept.
+    fn delete_vm(&self, vm: VmId, now: Timestamp) -> Stored<'_, Deleted>;
     /// Raises a VM's claim to one that an agent has seen, so that the next is above it.
     fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()>;
     /// Lets a VM follow what was done to it without the planner, if nothing is under way for it.
@@ -161,7 +191,7 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
         owner: &'a str,
         lease_until: Timestamp,
     ) -> Stored<'a, bool>;
-    /// Ends every lease: called by the one planner that has just opened a store of its own.
+    /// Ends every lease: called by a planner that has just opened a store that it has alone.
     fn clear_leases(&self) -> Stored<'_, ()>;
     /// Admits a queued migration to a destination that was found for it.
     fn grant<'a>(
@@ -185,8 +215,21 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn power(&self, id: MigrationId) -> Stored<'_, Option<PowerAction>>;
     /// Reads the starts and stops that have not ended.
     fn open_power(&self) -> Stored<'_, Vec<PowerAction>>;
-    /// Takes the next claim for an open start or stop; `None` if it has ended.
-    fn claim_power(&self, id: MigrationId, now: Timestamp) -> Stored<'_, Option<PowerAction>>;
+    /// Makes `owner` the driver of an open start or stop, under the next claim.
+    fn take_over_power<'a>(
+        &'a self,
+        id: MigrationId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakePower>;
+    /// Keeps the lease of a start or stop; `false` if it is another's by now.
+    fn renew_power_lease<'a>(
+        &'a self,
+        action: &'a PowerAction,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool>;
     /// Ends a start or a stop and says what became of its VM.
     fn end_power<'a>(
         &'a self,

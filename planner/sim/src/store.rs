@@ -5,9 +5,10 @@ mod tables;
 use std::sync::Arc;
 
 use vmferry_planner::store::{
-    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
-    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, PowerAction, Reservation,
-    SavedHost, Store, StoreError, Stored, TakeOver, VmRow,
+    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
+    Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
+    NewMigration, NewPower, Notes, PowerAction, Reservation, SavedHost, Sharing, Store, StoreError,
+    Stored, TakeOver, TakePower, Tombstone, VmRow,
 };
 use vmferry_planner_core::migration::{Event, Migration};
 use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
@@ -58,12 +59,39 @@ impl SimStore {
 }
 
 impl Store for SimStore {
+    fn sharing(&self) -> Sharing {
+        Sharing::Shared
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.read(|tables| tables.hosts.values().cloned().collect()))
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(async { Ok(self.write("save_host", |state| state.tables.save_host(host)).await) })
+    }
+
+    fn declare_dead<'a>(
+        &'a self,
+        host: &'a HostId,
+        declaration: &'a Declaration,
+    ) -> Stored<'a, Declared> {
+        Box::pin(async move {
+            let work = |state: &mut State| state.tables.declare_dead(host, declaration);
+            Ok(self.write("declare_dead", work).await)
+        })
+    }
+
+    fn void_declaration<'a>(
+        &'a self,
+        host: &'a HostId,
+        boot_id: &'a str,
+        now: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(async move {
+            let work = |state: &mut State| state.tables.void_declaration(host, boot_id, now);
+            Ok(self.write("void_declaration", work).await)
+        })
     }
 
     fn vms(&self) -> Stored<'_, Vec<VmRow>> {
@@ -80,12 +108,22 @@ impl Store for SimStore {
         }))
     }
 
+    fn tombstone(&self, vm: VmId) -> Stored<'_, Option<Tombstone>> {
+        Box::pin(self.read(move |tables| tables.deleted.get(&vm).cloned()))
+    }
+
     fn define_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Defined> {
         Box::pin(async { Ok(self.write("define_vm", |state| state.tables.define_vm(vm)).await) })
     }
 
-    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Defined> {
+    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Adopted> {
         Box::pin(async { Ok(self.write("adopt_vm", |state| state.tables.adopt_vm(vm)).await) })
+    }
+
+    fn delete_vm(&self, vm: VmId, now: Timestamp) -> Stored<'_, Deleted> {
+        Box::pin(async move {
+            Ok(self.write("delete_vm", |state| state.tables.delete_vm(vm, now)).await)
+        })
     }
 
     fn raise_claim(&self, vm: VmId, claim: Claim, _now: Timestamp) -> Stored<'_, ()> {
@@ -273,7 +311,22 @@ impl Store for SimStore {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn claim_power(&self, _id: MigrationId, _now: Timestamp) -> Stored<'_, Option<PowerAction>> {
+    fn take_over_power<'a>(
+        &'a self,
+        _id: MigrationId,
+        _owner: &'a str,
+        _lease_until: Timestamp,
+        _now: Timestamp,
+    ) -> Stored<'a, TakePower> {
+        Box::pin(std::future::pending())
+    }
+
+    fn renew_power_lease<'a>(
+        &'a self,
+        _action: &'a PowerAction,
+        _owner: &'a str,
+        _lease_until: Timestamp,
+    ) -> Stored<'a, bool> {
         Box::pin(std::future::pending())
     }
 

@@ -155,7 +155,7 @@ impl Planner {
             cpu: outline.cpu,
         };
         match self.store().define_vm(&row, clock::now()).await? {
-            Defined::New => Ok(row),
+            Defined::New(row) => Ok(row),
             // The same text again is the same VM.
             Defined::Taken(known) if known.id == row.id && known.definition == row.definition => {
                 Ok(known)

@@ -23,7 +23,7 @@ use crate::admission;
 use crate::agents::{AgentError, Answer};
 use crate::clock;
 use crate::planner::Planner;
-use crate::store::{Commit, Ends, PowerAction, PowerKind, PowerPhase, StoreError};
+use crate::store::{Commit, Ends, PowerAction, PowerKind, PowerPhase, StoreError, TakePower};
 use crate::telemetry::Chain;
 
 /// What the agent says is looked at again this often while nothing changes.
@@ -33,9 +33,17 @@ const TICK: Duration = Duration::from_millis(500);
 pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
     let mut backoff = Backoff::new();
     loop {
-        let action = match planner.store().claim_power(id, clock::now()).await {
-            Ok(Some(action)) => action,
-            Ok(None) => return,
+        let taken = planner
+            .store()
+            .take_over_power(id, &planner.owner, planner.lease_until(), clock::now())
+            .await;
+        let action = match taken {
+            Ok(TakePower::Taken(action)) => *action,
+            Ok(TakePower::Busy) => {
+                debug!(migration_id = %id, "another driver has it");
+                return;
+            }
+            Ok(TakePower::Ended) => return,
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "start or stop could not be claimed");
                 planner.live.keeps_from_going_on(id, &error);
@@ -44,13 +52,14 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
         };
         let span = info_span!(parent: None, "power", migration_id = %id, vm_id = %action.vm,
             host_id = %action.host, kind = action.kind.label(), claim = %action.claim);
-        match under_one_claim(planner, &action).instrument(span).await {
+        match under_one_lease(planner, &action).instrument(span).await {
             Ok(Outcome::Ended) => {
                 planner.live.end(id);
                 planner.power_changed();
                 planner.wake.notify_one();
                 return;
             }
+            Ok(Outcome::Superseded) => return,
             Ok(Outcome::ClaimAnew) => {}
             Err(error) => {
                 error!(migration_id = %id, error = %Chain(&error), "driver stopped; the row stays as it is");
@@ -65,6 +74,31 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
 enum Outcome {
     Ended,
     ClaimAnew,
+    /// Another driver has the row.
+    Superseded,
+}
+
+/// Keeps the lease of an action; ends once it is another driver's, or cannot be kept.
+async fn lease_lost(planner: &Planner, action: &PowerAction) -> Result<Outcome, StoreError> {
+    loop {
+        tokio::time::sleep(planner.lease_renewal()).await;
+        let until = planner.lease_until();
+        if !planner.store().renew_power_lease(action, &planner.owner, until).await? {
+            return Ok(Outcome::Superseded);
+        }
+    }
+}
+
+/// Drives under one claim as long as its lease can be kept.
+async fn under_one_lease(
+    planner: &Arc<Planner>,
+    action: &PowerAction,
+) -> Result<Outcome, StoreError> {
+    tokio::select! {
+        biased;
+        outcome = under_one_claim(planner, action) => outcome,
+        lost = lease_lost(planner, action) => lost,
+    }
 }
 
 async fn under_one_claim(
@@ -374,8 +408,14 @@ async fn finish(planner: &Planner, action: &PowerAction, end: Ends) -> Result<Ou
         let demand = admission::demand_on(planner, &vm);
         planner.parts.inventory.note_arrival(&action.host, action.vm, demand);
     }
+    let point = match action.kind {
+        PowerKind::Start => "started",
+        PowerKind::Stop => "stopped",
+    };
+    planner.parts.faults.pass("before_commit", point).await;
     match planner.store().end_power(action, &end, clock::now_us()).await? {
         Commit::Done(()) => {
+            planner.parts.faults.pass("after_commit", point).await;
             info!(
                 power = end.power.label(),
                 state = end.phase.label(),
@@ -408,14 +448,8 @@ mod tests {
     fn a_guest_that_fails_by_itself_was_started_all_the_same() {
         for run_state in ["running", "io-error", "guest-panicked"] {
             assert!(runs(&running(run_state)), "{run_state}");
-    let point = match action.kind {
-        PowerKind::Start => "started",
-        PowerKind::Stop => "stopped",
-    };
-    planner.parts.faults.pass("before_commit", point).await;
         }
         for run_state in ["", "prelaunch", "inmigrate", "paused"] {
-            planner.parts.faults.pass("after_commit", point).await;
             assert!(!runs(&running(run_state)), "{run_state}");
         }
     }

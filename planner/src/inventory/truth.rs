@@ -6,7 +6,7 @@ use vmferry_types::{
     Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Role, Timestamp, VmId,
 };
 
-use crate::store::{Defined, Followed, Lost, Store, StoreError, VmRow};
+use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 
 /// Holds one reported VM against the store, and returns the row that is true afterwards.
 pub(super) async fn compare(
@@ -84,11 +84,12 @@ async fn adopt(
         cpu: MilliCpu(vm.cpu_milli),
     };
     match store.adopt_vm(&row, now).await? {
-        Defined::New => {
+        Adopted::New => {
             info!(vm_id = %id, host_id = %host, role = role.label(), "VM adopted from a report");
             Ok(Some(row))
         }
-        Defined::Taken(row) => Ok(Some(row)),
+        Adopted::Known(row) => Ok(Some(row)),
+        Adopted::Deleted(_) => Ok(None),
     }
 }
 

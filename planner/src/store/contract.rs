@@ -9,9 +9,10 @@ use vmferry_types::{
 };
 
 use super::{
-    Admission, AdmitPower, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
-    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen, PowerAction,
-    PowerKind, PowerPhase, Refused, Room, SavedHost, Store, TakeOver, VmRow,
+    Admission, AdmitPower, Adopted, Commit, Cordon, Defined, Ends, Filter, Followed, Grant,
+    Granted, HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, OnlyOpen,
+    PowerAction, PowerKind, PowerPhase, Refused, Room, SavedHost, Store, TakeOver, TakePower,
+    VmRow,
 };
 
 /// Runs each function of this module as a test on the store that `$open` makes.
@@ -61,7 +62,7 @@ fn vm(of: u128, name: &str) -> VmRow {
 
 async fn known_vm(store: &dyn Store, of: u128) -> VmRow {
     let row = vm(of, &format!("vm{of}"));
-    assert_eq!(store.adopt_vm(&row, NOW).await.unwrap(), Defined::New);
+    assert_eq!(store.adopt_vm(&row, NOW).await.unwrap(), Adopted::New);
     row
 }
 
@@ -448,14 +449,18 @@ pub(crate) async fn a_start_elsewhere_takes_the_next_generation(store: &dyn Stor
 pub(crate) async fn a_start_or_stop_ends_once_and_under_its_own_claim(store: &dyn Store) {
     let row = known_vm(store, 1).await;
     let stop = power_admitted(store, &power(20, &row, PowerKind::Stop)).await;
-    let claimed = store.claim_power(stop.id, NOW).await.unwrap().unwrap();
+    let TakePower::Taken(claimed) = store.take_over_power(stop.id, "one", NOW, NOW).await.unwrap()
+    else {
+        panic!("not taken");
+    };
     assert!(claimed.claim > stop.claim);
     let end = ends(PowerPhase::Done, PowerState::Stopped);
     assert_eq!(store.end_power(&stop, &end, NOW_US).await.unwrap(), Commit::Raced);
     assert_eq!(store.open_power().await.unwrap().len(), 1);
     assert_eq!(store.end_power(&claimed, &end, NOW_US).await.unwrap(), Commit::Done(()));
     assert_eq!(store.end_power(&claimed, &end, NOW_US).await.unwrap(), Commit::Raced);
-    assert_eq!(store.claim_power(stop.id, NOW).await.unwrap(), None);
+    let ended = store.take_over_power(stop.id, "one", NOW, NOW).await.unwrap();
+    assert_eq!(ended, TakePower::Ended);
     assert!(store.open_power().await.unwrap().is_empty());
     assert!(store.reservations().await.unwrap().is_empty());
     assert_eq!(store.power(stop.id).await.unwrap().unwrap().phase, PowerPhase::Done);
@@ -508,9 +513,9 @@ pub(crate) async fn names_are_unique_where_a_person_gives_them(store: &dyn Store
     let same_name = vm(2, "vm1");
     assert_eq!(store.define_vm(&same_name, NOW).await.unwrap(), Defined::Taken(known.clone()));
     // What hosts already run is taken as it is, and shown.
-    assert_eq!(store.adopt_vm(&same_name, NOW).await.unwrap(), Defined::New);
+    assert_eq!(store.adopt_vm(&same_name, NOW).await.unwrap(), Adopted::New);
     assert_eq!(store.vms_named("vm1").await.unwrap().len(), 2);
-    assert_eq!(store.adopt_vm(&known, NOW).await.unwrap(), Defined::Taken(known));
+    assert_eq!(store.adopt_vm(&known, NOW).await.unwrap(), Adopted::Known(known));
     let one = HostRow {
         id: host("a"),
         name: "rack1".to_owned(),

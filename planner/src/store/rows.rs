@@ -23,8 +23,78 @@ pub struct HostRow {
     pub agent_address: String,
     /// When it last introduced itself anew.
     pub last_report: Timestamp,
-    /// When an operator or a fence command declared it dead.
-    pub declared_dead: Option<Timestamp>,
+    /// That an operator or a fence command declared it dead, the last time.
+    pub declared_dead: Option<Declaration>,
+}
+
+/// That a host is dead, by somebody's word or deed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// The boot that the host was last heard from. What ran under it, or under one before, is gone.
+    pub boot_id: String,
+    /// When it was declared.
+    pub at: Timestamp,
+    /// By whom.
+    pub by: String,
+    /// On what ground.
+    pub kind: DeclarationKind,
+    /// Why, in the words of who declared it.
+    pub reason: String,
+    /// What shows it: the output of a fence command.
+    pub evidence: String,
+    /// When the host was heard from the same boot again: from then on the declaration proves nothing.
+    pub void: Option<Timestamp>,
+}
+
+impl Declaration {
+    /// Says whether the declaration proves that what ran under a boot is gone.
+    #[must_use]
+    pub fn proves_gone(&self, boot_id: &str) -> bool {
+        self.void.is_none() && !self.boot_id.is_empty() && self.boot_id == boot_id
+    }
+}
+
+/// On what ground a host was declared dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeclarationKind {
+    /// An operator says so.
+    Operator,
+    /// A fence command succeeded.
+    FenceCommand,
+}
+
+impl DeclarationKind {
+    /// Returns the one spelling.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::FenceCommand => "fence_command",
+        }
+    }
+
+    /// Reads a label.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        [Self::Operator, Self::FenceCommand].into_iter().find(|kind| kind.label() == label)
+    }
+}
+
+/// What became of a declaration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Declared {
+    /// It is written. These VMs ran there with nothing under way: they are lost.
+    Written {
+        /// The VMs.
+        lost: Vec<VmId>,
+    },
+    /// There is no such host.
+    UnknownHost,
+    /// The host was heard from another boot since.
+    Rebooted {
+        /// The boot.
+        boot_id: String,
+    },
 }
 
 /// What became of a host's introduction.
@@ -72,10 +142,50 @@ pub struct VmRow {
 #[expect(clippy::large_enum_variant, reason = "looked at once and dropped")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defined {
-    /// It is written.
-    New,
+    /// It is written, so. One that was deleted before goes on counting where it ended.
+    New(VmRow),
     /// Its id or name belongs to this one.
     Taken(VmRow),
+}
+
+/// What became of a VM that a host reported.
+#[expect(clippy::large_enum_variant, reason = "looked at once and dropped")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// It is written.
+    New,
+    /// It is known.
+    Known(VmRow),
+    /// It was deleted: what the host has of it is an orphan.
+    Deleted(Tombstone),
+}
+
+/// What stays of a VM that was deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// The VM.
+    pub vm: VmId,
+    /// Its name.
+    pub name: String,
+    /// The host that owned it last.
+    pub host: Option<HostId>,
+    /// The newest generation.
+    pub generation: Generation,
+    /// The newest claim.
+    pub claim: Claim,
+    /// When it was deleted.
+    pub deleted: Timestamp,
+}
+
+/// What became of a VM that was to be deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// It is gone from every list.
+    Done,
+    /// There is none, or none any more.
+    Unknown,
+    /// Something is under way for it, or it is neither stopped nor lost.
+    Refused(Refused),
 }
 
 /// That a VM's process is proven gone without anyone's word.
@@ -355,6 +465,17 @@ pub enum TakeOver {
     Ended,
 }
 
+/// What became of an attempt to drive a start or stop.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TakePower {
+    /// It is the caller's, under a claim of its own.
+    Taken(Box<PowerAction>),
+    /// Another driver's lease holds.
+    Busy,
+    /// Nothing is owed any more.
+    Ended,
+}
+
 /// Which migrations to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -524,6 +645,10 @@ pub struct PowerAction {
     pub claim: Claim,
     /// Its optimistic lock.
     pub seq: Seq,
+    /// Who drives it.
+    pub lease_owner: Option<String>,
+    /// Until when nobody else may.
+    pub lease_until: Timestamp,
     /// When it was admitted, in microseconds since 1970.
     pub created_us: u64,
     /// When it ended.

@@ -27,9 +27,10 @@ use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
 
 use self::migration::Write;
 use super::{
-    Admission, AdmitPower, Change, Commit, Cordon, Defined, Ends, Filter, Followed, Grant, Granted,
-    HostRow, LogRow, Lost, MigrationRow, NewMigration, NewPower, Notes, PowerAction, Reservation,
-    SavedHost, Store, StoreError, Stored, TakeOver, VmRow,
+    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
+    Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
+    NewMigration, NewPower, Notes, PowerAction, Reservation, SavedHost, Sharing, Store, StoreError,
+    Stored, TakeOver, TakePower, Tombstone, VmRow,
 };
 
 /// How long a reader waits for the file; with one writer it is only ever the checkpoint that it waits for.
@@ -38,8 +39,14 @@ const BUSY: Duration = Duration::from_secs(5);
 const READERS: u32 = 4;
 
 /// Schema migrations, numbered and forward only.
-const SCHEMA: &[(i64, &str, &str)] =
-    &[(1, "fleet and migrations", include_str!("../../migrations/0001_fleet_and_migrations.sql"))];
+const SCHEMA: &[(i64, &str, &str)] = &[
+    (1, "fleet and migrations", include_str!("../../migrations/0001_fleet_and_migrations.sql")),
+    (
+        2,
+        "declarations and tombstones",
+        include_str!("../../migrations/0002_declarations_and_tombstones.sql"),
+    ),
+];
 
 /// The store in one SQLite file.
 #[derive(Debug)]
@@ -148,12 +155,33 @@ async fn migrate(path: &Path, writer: &SqlitePool) -> Result<(), StoreError> {
 }
 
 impl Store for SqliteStore {
+    fn sharing(&self) -> Sharing {
+        Sharing::Alone
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.read_hosts())
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(self.write_host(host))
+    }
+
+    fn declare_dead<'a>(
+        &'a self,
+        host: &'a HostId,
+        declaration: &'a Declaration,
+    ) -> Stored<'a, Declared> {
+        Box::pin(self.write_declaration(host, declaration))
+    }
+
+    fn void_declaration<'a>(
+        &'a self,
+        host: &'a HostId,
+        boot_id: &'a str,
+        now: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(self.void(host, boot_id, now))
     }
 
     fn vms(&self) -> Stored<'_, Vec<VmRow>> {
@@ -168,12 +196,20 @@ impl Store for SqliteStore {
         Box::pin(self.read_vms_named(name))
     }
 
+    fn tombstone(&self, vm: VmId) -> Stored<'_, Option<Tombstone>> {
+        Box::pin(self.read_tombstone(vm))
+    }
+
     fn define_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined> {
         Box::pin(self.insert_vm(vm, now))
     }
 
-    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Defined> {
+    fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Adopted> {
         Box::pin(self.insert_adopted(vm, now))
+    }
+
+    fn delete_vm(&self, vm: VmId, now: Timestamp) -> Stored<'_, Deleted> {
+        Box::pin(self.delete(vm, now))
     }
 
     fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()> {
@@ -280,8 +316,23 @@ impl Store for SqliteStore {
         Box::pin(self.read_open_power())
     }
 
-    fn claim_power(&self, id: MigrationId, now: Timestamp) -> Stored<'_, Option<PowerAction>> {
-        Box::pin(self.claim_power_action(id, now))
+    fn take_over_power<'a>(
+        &'a self,
+        id: MigrationId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakePower> {
+        Box::pin(self.claim_power_action(id, owner, lease_until, now))
+    }
+
+    fn renew_power_lease<'a>(
+        &'a self,
+        action: &'a PowerAction,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(self.keep_power_lease(action, owner, lease_until))
     }
 
     fn end_power<'a>(

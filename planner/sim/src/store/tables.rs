@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
-    Admission, Commit, Cordon, Defined, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost,
-    MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, Refused, Reservation, SavedHost,
-    StoreError, TakeOver, VmRow,
+    Admission, Adopted, Commit, Cordon, Declaration, Declared, Defined, Deleted, Filter, Followed,
+    Grant, Granted, HostRow, LogRow, Lost, MigrationRow, NewMigration, Notes, OnlyOpen,
+    PowerAction, Refused, Reservation, SavedHost, StoreError, TakeOver, Tombstone, VmRow,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Migration, Phase};
@@ -19,6 +19,7 @@ use vmferry_types::{
 pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
+    pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
     pub(crate) logs: BTreeMap<MigrationId, Vec<LogRow>>,
     /// Open and closed ones; a closed one is never opened again.
@@ -49,7 +50,7 @@ impl Tables {
         if let Some(row) = other {
             return SavedHost::NameTaken { by: row.id.clone() };
         }
-        let dead = self.hosts.get(&host.id).and_then(|row| row.declared_dead);
+        let dead = self.hosts.get(&host.id).and_then(|row| row.declared_dead.clone());
         self.hosts.insert(host.id.clone(), HostRow { declared_dead: dead, ..host.clone() });
         SavedHost::Saved
     }
@@ -70,20 +71,85 @@ impl Tables {
         if let Some(row) = other {
             return Defined::Taken(row.clone());
         }
-        self.write_vm(vm);
-        Defined::New
+        let mut row = vm.clone();
+        if let Some(before) = self.deleted.remove(&vm.id) {
+            row.host = before.host;
+            row.generation = before.generation;
+            row.claim = before.claim;
+        }
+        self.write_vm(&row);
+        Defined::New(row)
     }
 
-    pub(crate) fn adopt_vm(&mut self, vm: &VmRow) -> Defined {
+    pub(crate) fn adopt_vm(&mut self, vm: &VmRow) -> Adopted {
         if let Some(row) = self.vms.get(&vm.id) {
-            return Defined::Taken(row.clone());
+            return Adopted::Known(row.clone());
+        }
+        if let Some(before) = self.deleted.get(&vm.id) {
+            return Adopted::Deleted(before.clone());
         }
         self.write_vm(vm);
-        Defined::New
+        Adopted::New
+    }
+
+    pub(crate) fn delete_vm(&mut self, vm: VmId, now: Timestamp) -> Deleted {
+        let Some(row) = self.vms.get(&vm) else { return Deleted::Unknown };
+        if let Some(admission) = row.admission {
+            return Deleted::Refused(Refused::InFlight { admission });
+        }
+        match row.power {
+            PowerState::Stopped | PowerState::Lost => {}
+            PowerState::Starting | PowerState::Running | PowerState::Stopping => {
+                return Deleted::Refused(Refused::Power { power: row.power });
+            }
+        }
+        let tombstone = Tombstone {
+            vm,
+            name: row.name.clone(),
+            host: row.host.clone(),
+            generation: row.generation,
+            claim: row.claim,
+            deleted: now,
+        };
+        self.deleted.insert(vm, tombstone);
+        self.vms.remove(&vm);
+        Deleted::Done
+    }
+
+    pub(crate) fn declare_dead(&mut self, host: &HostId, declaration: &Declaration) -> Declared {
+        let Some(row) = self.hosts.get_mut(host) else { return Declared::UnknownHost };
+        if row.boot_id != declaration.boot_id {
+            return Declared::Rebooted { boot_id: row.boot_id.clone() };
+        }
+        row.declared_dead = Some(declaration.clone());
+        let mut lost = Vec::new();
+        for vm in self.vms.values_mut() {
+            let ran = vm.host.as_ref() == Some(host) && vm.power == PowerState::Running;
+            if ran && vm.admission.is_none() {
+                vm.power = PowerState::Lost;
+                vm.error = format!("host {host} was declared dead by {}", declaration.by);
+                lost.push(vm.id);
+            }
+        }
+        Declared::Written { lost }
+    }
+
+    pub(crate) fn void_declaration(
+        &mut self,
+        host: &HostId,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> bool {
+        let declaration = self.hosts.get_mut(host).and_then(|row| row.declared_dead.as_mut());
+        let holds = declaration.filter(|held| held.boot_id == boot_id && held.void.is_none());
+        holds.map(|held| held.void = Some(now)).is_some()
     }
 
     pub(crate) fn raise_claim(&mut self, vm: VmId, claim: Claim) {
         if let Some(row) = self.vms.get_mut(&vm) {
+            row.claim = row.claim.max(claim);
+        }
+        if let Some(row) = self.deleted.get_mut(&vm) {
             row.claim = row.claim.max(claim);
         }
     }

@@ -7,7 +7,8 @@ use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Time
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqliteStore, commit};
 use crate::store::{
-    Cordon, Defined, Followed, HostRow, Lost, Reservation, SavedHost, StoreError, VmRow,
+    Adopted, Cordon, Declaration, DeclarationKind, Declared, Defined, Deleted, Followed, HostRow,
+    Lost, Refused, Reservation, SavedHost, StoreError, Tombstone, VmRow,
 };
 
 macro_rules! select_vm {
@@ -19,6 +20,9 @@ macro_rules! select_vm {
         )
     };
 }
+
+const SELECT_TOMBSTONE: &str = "SELECT id, name, host, generation, claim, deleted_ms FROM vms
+     WHERE id = $1 AND deleted_ms IS NOT NULL";
 
 fn vm_row(row: &SqliteRow) -> Result<VmRow, StoreError> {
     let power: String = rows::get(row, "power")?;
@@ -54,13 +58,38 @@ pub(super) async fn vm_locked(
     transaction: &mut Transaction<'static, Sqlite>,
     vm: VmId,
 ) -> Result<Option<VmRow>, StoreError> {
-    sqlx::query(select_vm!("WHERE id = $1"))
+    sqlx::query(select_vm!("WHERE id = $1 AND deleted_ms IS NULL"))
         .bind(vm.to_string())
         .fetch_optional(&mut **transaction)
         .await
         .map_err(sql("read a VM"))?
         .as_ref()
         .map(vm_row)
+        .transpose()
+}
+
+fn tombstone_row(row: &SqliteRow) -> Result<Tombstone, StoreError> {
+    Ok(Tombstone {
+        vm: vm_id(&rows::get::<String>(row, "id")?)?,
+        name: rows::get(row, "name")?,
+        host: rows::get::<Option<String>>(row, "host")?.as_deref().map(host_id).transpose()?,
+        generation: Generation::from_stored(uint(row, "generation")?),
+        claim: Claim::from_stored(uint(row, "claim")?),
+        deleted: Timestamp(uint(row, "deleted_ms")?),
+    })
+}
+
+async fn tombstone_locked(
+    transaction: &mut Transaction<'static, Sqlite>,
+    vm: VmId,
+) -> Result<Option<Tombstone>, StoreError> {
+    sqlx::query(SELECT_TOMBSTONE)
+        .bind(vm.to_string())
+        .fetch_optional(&mut **transaction)
+        .await
+        .map_err(sql("read a deleted VM"))?
+        .as_ref()
+        .map(tombstone_row)
         .transpose()
 }
 
@@ -162,7 +191,7 @@ pub(super) async fn write_vm(
             admission = excluded.admission, error = excluded.error,
             definition = excluded.definition, resolved_machine = excluded.resolved_machine,
             memory_bytes = excluded.memory_bytes, cpu_milli = excluded.cpu_milli,
-            updated_ms = excluded.updated_ms
+            updated_ms = excluded.updated_ms, deleted_ms = NULL
          WHERE vms.generation <= excluded.generation AND vms.claim <= excluded.claim",
     )
     .bind(vm.id.to_string())
@@ -184,10 +213,50 @@ pub(super) async fn write_vm(
     Ok(())
 }
 
+/// Reads that a host was declared dead.
+fn declaration(row: &SqliteRow) -> Result<Option<Declaration>, StoreError> {
+    let Some(at) = optional_uint(row, "declared_dead_ms")? else { return Ok(None) };
+    let text = |column| rows::get::<Option<String>>(row, column).map(Option::unwrap_or_default);
+    let kind = text("dead_kind")?;
+    Ok(Some(Declaration {
+        boot_id: text("dead_boot_id")?,
+        at: Timestamp(at),
+        by: text("dead_by")?,
+        kind: DeclarationKind::from_label(&kind)
+            .ok_or_else(|| rows::corrupt("dead_kind", &kind))?,
+        reason: text("dead_reason")?,
+        evidence: text("dead_evidence")?,
+        void: optional_uint(row, "dead_void_ms")?.map(Timestamp),
+    }))
+}
+
+/// Marks as lost what ran on a dead host. What an admission owns is left to its driver.
+async fn sweep(
+    transaction: &mut Transaction<'static, Sqlite>,
+    host: &HostId,
+    declaration: &Declaration,
+) -> Result<Vec<VmId>, StoreError> {
+    sqlx::query(
+        "UPDATE vms SET power = 'lost', error = $2, updated_ms = $3
+         WHERE host = $1 AND admission IS NULL AND power = 'running' AND deleted_ms IS NULL
+         RETURNING id",
+    )
+    .bind(host.as_str())
+    .bind(format!("host {host} was declared dead by {}", declaration.by))
+    .bind(int(declaration.at.value()))
+    .fetch_all(&mut **transaction)
+    .await
+    .map_err(sql("mark the VMs of a dead host as lost"))?
+    .iter()
+    .map(|row| vm_id(&rows::get::<String>(row, "id")?))
+    .collect()
+}
+
 impl SqliteStore {
     pub(super) async fn read_hosts(&self) -> Result<Vec<HostRow>, StoreError> {
         sqlx::query(
-            "SELECT id, name, boot_id, agent_address, last_report_ms, declared_dead_ms
+            "SELECT id, name, boot_id, agent_address, last_report_ms, declared_dead_ms,
+                    dead_boot_id, dead_by, dead_kind, dead_reason, dead_evidence, dead_void_ms
              FROM hosts ORDER BY id",
         )
         .fetch_all(&self.readers)
@@ -201,10 +270,100 @@ impl SqliteStore {
                 boot_id: rows::get(row, "boot_id")?,
                 agent_address: rows::get(row, "agent_address")?,
                 last_report: Timestamp(uint(row, "last_report_ms")?),
-                declared_dead: optional_uint(row, "declared_dead_ms")?.map(Timestamp),
+                declared_dead: declaration(row)?,
             })
         })
         .collect()
+    }
+
+    pub(super) async fn write_declaration(
+        &self,
+        host: &HostId,
+        declaration: &Declaration,
+    ) -> Result<Declared, StoreError> {
+        let mut transaction = self.begin().await?;
+        let known = sqlx::query("SELECT boot_id FROM hosts WHERE id = $1")
+            .bind(host.as_str())
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(sql("read a host"))?;
+        let Some(known) = known else { return Ok(Declared::UnknownHost) };
+        let boot_id: String = rows::get(&known, "boot_id")?;
+        if boot_id != declaration.boot_id {
+            return Ok(Declared::Rebooted { boot_id });
+        }
+        sqlx::query(
+            "UPDATE hosts SET declared_dead_ms = $2, dead_boot_id = $3, dead_by = $4,
+                              dead_kind = $5, dead_reason = $6, dead_evidence = $7,
+                              dead_void_ms = $8
+             WHERE id = $1",
+        )
+        .bind(host.as_str())
+        .bind(int(declaration.at.value()))
+        .bind(&declaration.boot_id)
+        .bind(&declaration.by)
+        .bind(declaration.kind.label())
+        .bind(&declaration.reason)
+        .bind(&declaration.evidence)
+        .bind(declaration.void.map(|at| int(at.value())))
+        .execute(&mut *transaction)
+        .await
+        .map_err(sql("declare a host dead"))?;
+        let lost = sweep(&mut transaction, host, declaration).await?;
+        commit("declare a host dead", transaction).await?;
+        Ok(Declared::Written { lost })
+    }
+
+    pub(super) async fn void(
+        &self,
+        host: &HostId,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let result = sqlx::query(
+            "UPDATE hosts SET dead_void_ms = $3
+             WHERE id = $1 AND dead_boot_id = $2 AND dead_void_ms IS NULL",
+        )
+        .bind(host.as_str())
+        .bind(boot_id)
+        .bind(int(now.value()))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("make a declaration void"))?;
+        Ok(result.rows_affected() == 1)
+    }
+
+    pub(super) async fn read_tombstone(&self, vm: VmId) -> Result<Option<Tombstone>, StoreError> {
+        sqlx::query(SELECT_TOMBSTONE)
+            .bind(vm.to_string())
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(sql("read a deleted VM"))?
+            .as_ref()
+            .map(tombstone_row)
+            .transpose()
+    }
+
+    pub(super) async fn delete(&self, vm: VmId, now: Timestamp) -> Result<Deleted, StoreError> {
+        let mut transaction = self.begin().await?;
+        let Some(row) = vm_locked(&mut transaction, vm).await? else { return Ok(Deleted::Unknown) };
+        if let Some(admission) = row.admission {
+            return Ok(Deleted::Refused(Refused::InFlight { admission }));
+        }
+        match row.power {
+            PowerState::Stopped | PowerState::Lost => {}
+            PowerState::Starting | PowerState::Running | PowerState::Stopping => {
+                return Ok(Deleted::Refused(Refused::Power { power: row.power }));
+            }
+        }
+        sqlx::query("UPDATE vms SET deleted_ms = $2, updated_ms = $2 WHERE id = $1")
+            .bind(vm.to_string())
+            .bind(int(now.value()))
+            .execute(&mut *transaction)
+            .await
+            .map_err(sql("delete a VM"))?;
+        commit("delete a VM", transaction).await?;
+        Ok(Deleted::Done)
     }
 
     pub(super) async fn write_host(&self, host: &HostRow) -> Result<SavedHost, StoreError> {
@@ -238,7 +397,7 @@ impl SqliteStore {
     }
 
     pub(super) async fn read_vms(&self) -> Result<Vec<VmRow>, StoreError> {
-        sqlx::query(select_vm!("ORDER BY name, id"))
+        sqlx::query(select_vm!("WHERE deleted_ms IS NULL ORDER BY name, id"))
             .fetch_all(&self.readers)
             .await
             .map_err(sql("read VMs"))?
@@ -248,7 +407,7 @@ impl SqliteStore {
     }
 
     pub(super) async fn read_vm(&self, vm: VmId) -> Result<Option<VmRow>, StoreError> {
-        sqlx::query(select_vm!("WHERE id = $1"))
+        sqlx::query(select_vm!("WHERE id = $1 AND deleted_ms IS NULL"))
             .bind(vm.to_string())
             .fetch_optional(&self.readers)
             .await
@@ -259,7 +418,7 @@ impl SqliteStore {
     }
 
     pub(super) async fn read_vms_named(&self, name: &str) -> Result<Vec<VmRow>, StoreError> {
-        sqlx::query(select_vm!("WHERE name = $1 ORDER BY id"))
+        sqlx::query(select_vm!("WHERE name = $1 AND deleted_ms IS NULL ORDER BY id"))
             .bind(name)
             .fetch_all(&self.readers)
             .await
@@ -275,32 +434,43 @@ impl SqliteStore {
         now: Timestamp,
     ) -> Result<Defined, StoreError> {
         let mut transaction = self.begin().await?;
-        let other = sqlx::query(select_vm!("WHERE id = $1 OR name = $2 LIMIT 1"))
-            .bind(vm.id.to_string())
-            .bind(&vm.name)
-            .fetch_optional(&mut *transaction)
-            .await
-            .map_err(sql("read VMs"))?;
+        let other = sqlx::query(select_vm!(
+            "WHERE (id = $1 OR name = $2) AND deleted_ms IS NULL ORDER BY id LIMIT 1"
+        ))
+        .bind(vm.id.to_string())
+        .bind(&vm.name)
+        .fetch_optional(&mut *transaction)
+        .await
+        .map_err(sql("read VMs"))?;
         if let Some(row) = other {
             return Ok(Defined::Taken(vm_row(&row)?));
         }
-        write_vm(&mut transaction, vm, now).await?;
+        let mut row = vm.clone();
+        if let Some(before) = tombstone_locked(&mut transaction, vm.id).await? {
+            row.host = before.host;
+            row.generation = before.generation;
+            row.claim = before.claim;
+        }
+        write_vm(&mut transaction, &row, now).await?;
         commit("define a VM", transaction).await?;
-        Ok(Defined::New)
+        Ok(Defined::New(row))
     }
 
     pub(super) async fn insert_adopted(
         &self,
         vm: &VmRow,
         now: Timestamp,
-    ) -> Result<Defined, StoreError> {
+    ) -> Result<Adopted, StoreError> {
         let mut transaction = self.begin().await?;
         if let Some(known) = vm_locked(&mut transaction, vm.id).await? {
-            return Ok(Defined::Taken(known));
+            return Ok(Adopted::Known(known));
+        }
+        if let Some(before) = tombstone_locked(&mut transaction, vm.id).await? {
+            return Ok(Adopted::Deleted(before));
         }
         write_vm(&mut transaction, vm, now).await?;
         commit("adopt a VM", transaction).await?;
-        Ok(Defined::New)
+        Ok(Adopted::New)
     }
 
     pub(super) async fn raise(
@@ -327,7 +497,8 @@ impl SqliteStore {
         let result = sqlx::query(
             "UPDATE vms SET host = $2, power = $3, generation = $4, claim = $5, error = '',
                             updated_ms = $6
-             WHERE id = $1 AND admission IS NULL AND generation <= $4 AND claim <= $5",
+             WHERE id = $1 AND admission IS NULL AND generation <= $4 AND claim <= $5
+               AND deleted_ms IS NULL",
         )
         .bind(followed.vm.to_string())
         .bind(followed.host.as_str())
@@ -345,7 +516,7 @@ impl SqliteStore {
         let result = sqlx::query(
             "UPDATE vms SET power = 'lost', error = $5, updated_ms = $6
              WHERE id = $1 AND host = $2 AND generation = $3 AND claim <= $4
-               AND admission IS NULL AND power = 'running'",
+               AND admission IS NULL AND power = 'running' AND deleted_ms IS NULL",
         )
         .bind(lost.vm.to_string())
         .bind(lost.host.as_str())

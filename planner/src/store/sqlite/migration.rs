@@ -426,12 +426,12 @@ impl SqliteStore {
     }
 
     pub(super) async fn end_leases(&self) -> Result<(), StoreError> {
-        sqlx::query(
+        for statement in [
             "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
-        )
-        .execute(&self.writer)
-        .await
-        .map_err(sql("end leases"))?;
+            "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
+        ] {
+            sqlx::query(statement).execute(&self.writer).await.map_err(sql("end leases"))?;
+        }
         Ok(())
     }
 

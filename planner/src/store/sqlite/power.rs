@@ -11,14 +11,14 @@ use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm
 use super::{SqliteStore, commit};
 use crate::store::{
     AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
-    Reservation, StoreError, VmRow,
+    Reservation, StoreError, TakePower, VmRow,
 };
 
 macro_rules! select_power {
     ($tail:literal) => {
         concat!(
-            "SELECT id, request_id, vm_id, host, kind, state, generation, claim, seq, created_us, \
-             ended_us, record FROM power_actions ",
+            "SELECT id, request_id, vm_id, host, kind, state, generation, claim, seq, lease_owner, \
+             lease_until_ms, created_us, ended_us, record FROM power_actions ",
             $tail
         )
     };
@@ -38,6 +38,8 @@ fn power_row(row: &SqliteRow) -> Result<PowerAction, StoreError> {
         generation: Generation::from_stored(uint(row, "generation")?),
         claim: Claim::from_stored(uint(row, "claim")?),
         seq: Seq::from_stored(uint(row, "seq")?),
+        lease_owner: rows::get(row, "lease_owner")?,
+        lease_until: Timestamp(uint(row, "lease_until_ms")?),
         created_us: uint(row, "created_us")?,
         ended_us: optional_uint(row, "ended_us")?,
         record: serde_json::from_str(&record)
@@ -157,6 +159,8 @@ impl SqliteStore {
             generation: vm.generation,
             claim: vm.claim,
             seq: Seq::FIRST,
+            lease_owner: None,
+            lease_until: Timestamp(0),
             created_us: now_us,
             ended_us: None,
             record,
@@ -194,31 +198,64 @@ impl SqliteStore {
     pub(super) async fn claim_power_action(
         &self,
         id: MigrationId,
+        owner: &str,
+        lease_until: Timestamp,
         now: Timestamp,
-    ) -> Result<Option<PowerAction>, StoreError> {
+    ) -> Result<TakePower, StoreError> {
         let mut transaction = self.begin().await?;
         let Some(mut action) = power_locked(&mut transaction, id).await? else {
-            return Ok(None);
+            return Ok(TakePower::Ended);
         };
         if action.phase != PowerPhase::Open {
-            return Ok(None);
+            return Ok(TakePower::Ended);
+        }
+        let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
+        if another && action.lease_until > now {
+            return Ok(TakePower::Busy);
         }
         let Some(mut vm) = vm_locked(&mut transaction, action.vm).await? else {
-            return Ok(None);
+            return Err(StoreError::Orphan { migration: id });
         };
         vm.claim = vm.claim.max(action.claim).next();
         action.claim = vm.claim;
         action.seq = action.seq.next();
+        action.lease_owner = Some(owner.to_owned());
+        action.lease_until = lease_until;
         write_vm(&mut transaction, &vm, now).await?;
-        sqlx::query("UPDATE power_actions SET claim = $2, seq = $3 WHERE id = $1")
-            .bind(id.to_string())
-            .bind(int(action.claim.value()))
-            .bind(int(action.seq.value()))
-            .execute(&mut *transaction)
-            .await
-            .map_err(sql("claim a power action"))?;
+        sqlx::query(
+            "UPDATE power_actions SET claim = $2, seq = $3, lease_owner = $4, lease_until_ms = $5
+             WHERE id = $1",
+        )
+        .bind(id.to_string())
+        .bind(int(action.claim.value()))
+        .bind(int(action.seq.value()))
+        .bind(owner)
+        .bind(int(lease_until.value()))
+        .execute(&mut *transaction)
+        .await
+        .map_err(sql("claim a power action"))?;
         commit("claim a power action", transaction).await?;
-        Ok(Some(action))
+        Ok(TakePower::Taken(Box::new(action)))
+    }
+
+    pub(super) async fn keep_power_lease(
+        &self,
+        action: &PowerAction,
+        owner: &str,
+        lease_until: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let result = sqlx::query(
+            "UPDATE power_actions SET lease_until_ms = $4
+             WHERE id = $1 AND claim = $2 AND lease_owner = $3",
+        )
+        .bind(action.id.to_string())
+        .bind(int(action.claim.value()))
+        .bind(owner)
+        .bind(int(lease_until.value()))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("keep the lease of a power action"))?;
+        Ok(result.rows_affected() == 1)
     }
 
     /// Ends an action and says what became of its VM, in one transaction.
