@@ -6,6 +6,7 @@
 mod act;
 mod learn;
 mod observe;
+mod power;
 mod receive;
 mod send;
 mod watchdog;

@@ -171,7 +171,7 @@ impl State {
         Some(v1::VmReport {
             vm_id: seen.vm_id,
             vm_name: seen.vm_name,
-            role: record.role().label().to_owned(),
+            role: seen.role,
             generation: seen.generation,
             claim: seen.claim,
             knowledge: seen.knowledge,

@@ -51,6 +51,8 @@ pub(crate) struct Exit {
 pub(crate) enum Killer {
     /// A command of a planner.
     Command,
+    /// A command to stop it, which somebody asked for.
+    Stop,
     /// Nobody.
     Fate,
     /// Itself, because its incoming migration failed.
@@ -141,6 +143,33 @@ impl State {
         self.check_memory(host);
         self.ring(host, vm);
         Some(pid)
+    }
+
+    /// Lets a guest boot: from now on its newest past is this one.
+    pub(crate) fn boot_guest(&mut self, host: &HostId, pid: u32) {
+        let Some(vm) = self.qemu(host, pid).map(|qemu| qemu.vm) else { return };
+        let head = self.guests.get(&vm).map_or(0, |guest| guest.head);
+        let other = self.hosts.iter().find_map(|(id, there)| {
+            let mut all = there.qemus.values();
+            all.find(|qemu| qemu.vm == vm && qemu.pid != pid && qemu.image == head && head != 0)
+                .map(|qemu| format!("QEMU {} on {id}", qemu.pid))
+        });
+        if let Some(other) = other {
+            let what = format!("{} boots on {host} though {other} holds it", short(vm));
+            self.violated(Invariant::NotLost, what);
+        }
+        let image = self.fresh();
+        if let Some(qemu) = self.qemu_mut(host, pid) {
+            qemu.image = image;
+        }
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            guest.head = image;
+            guest.lost = None;
+            guest.off = false;
+            guest.copy_lost_ms = None;
+            guest.blindly = false;
+        }
+        self.run_vcpus(host, pid, "booted");
     }
 
     /// Lets vCPUs run, and checks that they may.
@@ -251,7 +280,7 @@ impl State {
                 Part::Receiver { process, cont, .. } => {
                     process.launch == qemu.launch && *cont == Cont::Ordered
                 }
-                Part::Absent | Part::Running { .. } => false,
+                Part::Absent | Part::Stopped | Part::Running { .. } => false,
             })
         });
         let (now, window) = (self.at_ms(), self.decision_ms());
@@ -267,7 +296,7 @@ impl State {
             return;
         }
         match killer {
-            Killer::Guest => guest.off = true,
+            Killer::Guest | Killer::Stop => guest.off = true,
             Killer::Fate | Killer::Itself => {
                 guest.lost.get_or_insert_with(|| format!("{ended} on {host}"));
             }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use vmferry_planner::store::{LogRow, MigrationRow};
+use vmferry_planner::store::{Ends, LogRow, MigrationRow, PowerAction, PowerKind};
 use vmferry_planner_core::migration::{Entry, Event, Handover, Migration, Phase, SourceWord};
-use vmferry_types::{Bytes, HostId, PhaseLabel, PowerState, VmId};
+use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, PowerState, VmId};
 
 use crate::bugs::Bug;
 use crate::host::{Host, short};
@@ -27,6 +27,60 @@ impl State {
         });
         let generation = row.migration.books().generation;
         self.ledger.entry(row.migration.vm).or_insert(generation);
+        self.owes(&row.migration);
+    }
+
+    /// A start or a stop was admitted.
+    pub(crate) fn power_admitted(&mut self, action: &PowerAction) {
+        let name = match action.kind {
+            PowerKind::Start => "start_vm",
+            PowerKind::Stop => "stop_vm",
+        };
+        *self.counts.asked.entry(name).or_default() += 1;
+        self.owed.insert((action.id, name));
+        self.note(|| format!("{name} of {} on {} is admitted", short(action.vm), action.host));
+        self.gives_out(action.vm, action.generation);
+    }
+
+    /// A start or a stop has ended.
+    pub(crate) fn power_ended(&mut self, action: &PowerAction, end: &Ends) {
+        let (kind, phase) = (action.kind.label(), end.phase.label());
+        *self.counts.powers.entry((kind, phase)).or_default() += 1;
+        self.note(|| {
+            format!("{kind} of {} is {phase}: {} {}", short(action.vm), end.power, end.error)
+        });
+    }
+
+    /// Notes what a row has owed since it was written: only that may be done for it.
+    fn owes(&mut self, migration: &Migration) {
+        if let Some(effect) = migration.outstanding() {
+            self.owed.insert((migration.id, effect.label()));
+        }
+    }
+
+    /// I2: generations never go back.
+    fn gives_out(&mut self, vm: VmId, generation: Generation) {
+        let newest = self.ledger.entry(vm).or_insert(generation);
+        if generation < *newest {
+            let newest = *newest;
+            self.violated(
+                Invariant::Generations,
+                format!(
+                    "a row of {} goes from generation {newest} back to {generation}",
+                    short(vm)
+                ),
+            );
+        } else {
+            *newest = generation;
+        }
+    }
+
+    /// Commit, then act: what is done for an admission was owed by its row at some time.
+    pub(crate) fn check_owed(&mut self, vm: VmId, admission: MigrationId, name: &'static str) {
+        if !self.owed.contains(&(admission, name)) {
+            let what = format!("{name} of {} is done, and no row ever owed it", short(vm));
+            self.violated(Invariant::CommitThenAct, what);
+        }
     }
 
     /// A row was written: I2, I8.
@@ -44,7 +98,10 @@ impl State {
                 )
             });
             match at.apply(&entry.event) {
-                Ok(after) if after == entry.after => at = after,
+                Ok(after) if after == entry.after => {
+                    self.owes(&after);
+                    at = after;
+                }
                 Ok(_) | Err(_) => {
                     self.violated(
                         Invariant::Replays,
@@ -59,20 +116,7 @@ impl State {
                 format!("the row of {} is not what was decided", short(vm)),
             );
         }
-        let generation = row.migration.books().generation;
-        let newest = self.ledger.entry(vm).or_insert(generation);
-        if generation < *newest {
-            let newest = *newest;
-            self.violated(
-                Invariant::Generations,
-                format!(
-                    "a row of {} goes from generation {newest} back to {generation}",
-                    short(vm)
-                ),
-            );
-        } else {
-            *newest = generation;
-        }
+        self.gives_out(vm, row.migration.books().generation);
         if let Phase::Restored { proof: Handover { source: SourceWord::Gone(_), .. }, .. }
         | Phase::Committed { proof: Handover { source: SourceWord::Gone(_), .. }, .. } =
             &row.migration.phase
@@ -276,7 +320,7 @@ impl State {
                     Part::Running { process, .. } | Part::Receiver { process, .. } => {
                         process.launch == *tap
                     }
-                    Part::Absent => false,
+                    Part::Absent | Part::Stopped => false,
                 });
                 if !known {
                     found.push(format!("tap {tap} is left on {id}"));

@@ -30,6 +30,8 @@ pub(crate) struct Record {
 pub(crate) enum Part {
     #[default]
     Absent,
+    /// A definition, and no process.
+    Stopped,
     Running {
         process: Process,
         outgoing: Option<Outgoing>,
@@ -101,6 +103,7 @@ impl Record {
     pub(crate) const fn role(&self) -> Role {
         match self.part {
             Part::Absent => Role::Absent,
+            Part::Stopped => Role::Stopped,
             Part::Running { .. } => Role::Running,
             Part::Receiver { .. } => Role::Receiver,
         }
@@ -108,14 +111,14 @@ impl Record {
 
     pub(crate) const fn process(&self) -> Option<&Process> {
         match &self.part {
-            Part::Absent => None,
+            Part::Absent | Part::Stopped => None,
             Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
         }
     }
 
     pub(crate) const fn process_mut(&mut self) -> Option<&mut Process> {
         match &mut self.part {
-            Part::Absent => None,
+            Part::Absent | Part::Stopped => None,
             Part::Running { process, .. } | Part::Receiver { process, .. } => Some(process),
         }
     }
@@ -126,7 +129,7 @@ impl Record {
             Part::Running { outgoing, .. } => {
                 outgoing.as_ref().filter(|sent| Some(sent.migration) == self.fence.migration)
             }
-            Part::Absent | Part::Receiver { .. } => None,
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
         }
     }
 
@@ -136,7 +139,7 @@ impl Record {
             Part::Running { outgoing, .. } => {
                 outgoing.as_mut().filter(|sent| Some(sent.migration) == migration)
             }
-            Part::Absent | Part::Receiver { .. } => None,
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
         }
     }
 
@@ -145,7 +148,9 @@ impl Record {
         match &self.part {
             Part::Running { .. } => Cont::Ordered,
             Part::Receiver { cont, .. } => *cont,
-            Part::Absent => self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont),
+            Part::Absent | Part::Stopped => {
+                self.ended.as_ref().map_or(Cont::Never, |ended| ended.cont)
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The store in memory, as each planner sees it: any call may be slow, and any may be its last.
 
+mod fleet;
+mod power;
 mod tables;
 
 use std::sync::Arc;
@@ -250,6 +252,12 @@ impl Store for SimStore {
                         row.lease_until = Timestamp(0);
                     }
                 }
+                for action in state.tables.power.values_mut() {
+                    if action.ended_us.is_none() {
+                        action.lease_owner = None;
+                        action.lease_until = Timestamp(0);
+                    }
+                }
             })
             .await;
             Ok(())
@@ -297,10 +305,18 @@ impl Store for SimStore {
         }))
     }
 
-    // Starts and stops are not part of the world: its VMs run when it begins.
-
-    fn admit_power<'a>(&'a self, _new: &'a NewPower, _now_us: u64) -> Stored<'a, AdmitPower> {
-        Box::pin(std::future::pending())
+    fn admit_power<'a>(&'a self, new: &'a NewPower, now_us: u64) -> Stored<'a, AdmitPower> {
+        Box::pin(async move {
+            Ok(self
+                .write("admit_power", |state| {
+                    let admitted = state.tables.admit_power(new, now_us);
+                    if let AdmitPower::Admitted(action) = &admitted {
+                        state.power_admitted(action);
+                    }
+                    admitted
+                })
+                .await)
+        })
     }
 
     fn power(&self, id: MigrationId) -> Stored<'_, Option<PowerAction>> {
@@ -308,35 +324,53 @@ impl Store for SimStore {
     }
 
     fn open_power(&self) -> Stored<'_, Vec<PowerAction>> {
-        Box::pin(async { Ok(Vec::new()) })
+        Box::pin(self.read(Tables::open_power))
     }
 
     fn take_over_power<'a>(
         &'a self,
-        _id: MigrationId,
-        _owner: &'a str,
-        _lease_until: Timestamp,
-        _now: Timestamp,
+        id: MigrationId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
     ) -> Stored<'a, TakePower> {
-        Box::pin(std::future::pending())
+        Box::pin(self.write("take_over_power", move |state| {
+            state.tables.take_over_power(id, owner, lease_until, now)
+        }))
     }
 
     fn renew_power_lease<'a>(
         &'a self,
-        _action: &'a PowerAction,
-        _owner: &'a str,
-        _lease_until: Timestamp,
+        action: &'a PowerAction,
+        owner: &'a str,
+        lease_until: Timestamp,
     ) -> Stored<'a, bool> {
-        Box::pin(std::future::pending())
+        Box::pin(async move {
+            Ok(self
+                .write("renew_power_lease", |state| {
+                    state.tables.renew_power_lease(action, owner, lease_until)
+                })
+                .await)
+        })
     }
 
     fn end_power<'a>(
         &'a self,
-        _action: &'a PowerAction,
-        _end: &'a Ends,
-        _now_us: u64,
+        action: &'a PowerAction,
+        end: &'a Ends,
+        now_us: u64,
     ) -> Stored<'a, Commit<()>> {
-        Box::pin(std::future::pending())
+        Box::pin(async move {
+            Ok(self
+                .write("end_power", |state| {
+                    let ended = state.tables.end_power(action, end, now_us);
+                    if ended == Commit::Done(()) {
+                        state.power_ended(action, end);
+                    }
+                    ended
+                })
+                .await)
+        })
     }
 }
 

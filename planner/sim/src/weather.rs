@@ -49,8 +49,12 @@ pub struct Weather {
     pub migration_every: u64,
     /// A migration is asked to be cancelled.
     pub cancelled: u64,
-    /// A receiver is refused.
+    /// A receiver or a start is refused.
     pub blocked: u64,
+    /// How many starts and stops are asked for.
+    pub powers: u32,
+    /// A guest does not listen when it is asked to power off.
+    pub deaf: u64,
 }
 
 /// What goes wrong beside messages and steps.
@@ -124,6 +128,8 @@ impl Weather {
             migration_every: 0,
             cancelled: 0,
             blocked: 0,
+            powers: 0,
+            deaf: 0,
         }
     }
 

@@ -49,6 +49,8 @@ pub enum Invariant {
     Ends,
     /// I5: a guest is lost only by what happened to it, never by a decision.
     NotLost,
+    /// R7: nothing is done that no row has owed.
+    CommitThenAct,
     /// I7: no receiver, tap or row is forgotten.
     NothingLeaks,
     /// I8: the log replays to the row.
@@ -66,6 +68,7 @@ impl Invariant {
             Self::Capacity => "I3 capacity",
             Self::Ends => "I4 every migration ends",
             Self::NotLost => "I5 no guest is lost by a decision",
+            Self::CommitThenAct => "R7 commit, then act",
             Self::NothingLeaks => "I7 nothing leaks",
             Self::Replays => "I8 the log replays",
         }
@@ -137,6 +140,8 @@ pub(crate) struct State {
     pub(crate) words: BTreeMap<(HostId, VmId), (Claim, Step)>,
     /// The newest generation that any commit gave out.
     pub(crate) ledger: BTreeMap<VmId, Generation>,
+    /// What each admission has ever owed, by the name of the command.
+    pub(crate) owed: BTreeSet<(MigrationId, &'static str)>,
     pub(crate) tables: Tables,
     pub(crate) violations: Vec<Violation>,
     pub(crate) script: Script,
@@ -229,6 +234,10 @@ pub struct Counts {
     pub unknowable: u64,
     /// Messages lost, doubled or late.
     pub mishaps: u64,
+    /// Starts and stops admitted, by name.
+    pub asked: BTreeMap<&'static str, u64>,
+    /// How each start and stop ended.
+    pub powers: BTreeMap<(&'static str, &'static str), u64>,
     /// Commands carried out by agents, by name.
     pub commands: BTreeMap<&'static str, u64>,
 }
@@ -252,6 +261,7 @@ impl State {
             guests: BTreeMap::new(),
             words: BTreeMap::new(),
             ledger: BTreeMap::new(),
+            owed: BTreeSet::new(),
             tables: Tables::default(),
             violations: Vec::new(),
             script: Script::default(),

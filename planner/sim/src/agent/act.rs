@@ -49,9 +49,9 @@ impl Agent {
             Action::DestroyReceiver(_) => self.destroy(vm, word).await,
             Action::ReleaseSource(_) => self.release(vm, word).await,
             Action::KillSource(_) => self.kill_source(vm).await,
-            Action::StartVm(_) | Action::StopVm(_) | Action::ForgetVm(_) => {
-                Err(Refusal::new("invalid", "not simulated"))
-            }
+            Action::StartVm(_) => self.start(vm, word).await,
+            Action::StopVm(stop) => self.stop(vm, word, stop.how()).await,
+            Action::ForgetVm(_) => self.forget(vm),
         };
         if let Err(refusal) = &outcome {
             self.world.note(|| {
@@ -75,8 +75,9 @@ impl Agent {
 
     /// I2: no effect lands under an older generation than any commit gave out, nor after a newer
     /// word was heard here.
-    fn land(&self, vm: VmId, word: &Word, name: &str) {
+    fn land(&self, vm: VmId, word: &Word, name: &'static str) {
         self.world.with(|state| {
+            state.check_owed(vm, word.migration, name);
             let heard = state.words.entry((self.host.clone(), vm)).or_insert((word.claim, word.step));
             let newest = *heard;
             *heard = newest.max((word.claim, word.step));
@@ -105,6 +106,15 @@ impl Agent {
 
     /// Kills a process and says that it is gone; its tap goes with it.
     pub(super) async fn kill(&self, process: &Process) -> Result<v1::GoneProof, Refusal> {
+        self.end(process, Killer::Command).await
+    }
+
+    /// The same, for a reason of its own.
+    pub(super) async fn end(
+        &self,
+        process: &Process,
+        killer: Killer,
+    ) -> Result<v1::GoneProof, Refusal> {
         let proof = match self.judge(process) {
             Some(Judged::Gone { proof, .. }) => proof,
             Some(Judged::Alive(pid)) => {
@@ -120,8 +130,7 @@ impl Agent {
                         ..v1::GoneProof::default()
                     });
                 }
-                self.world
-                    .with(|state| state.end_process(&self.host, pid, "signal 9", Killer::Command));
+                self.world.with(|state| state.end_process(&self.host, pid, "signal 9", killer));
                 self.step().await;
                 match self.judge(process) {
                     Some(Judged::Gone { proof, .. }) => proof,
@@ -143,8 +152,13 @@ impl Agent {
 
     /// Notes that the process is gone; only who commanded is remembered of the VM.
     pub(super) fn tombstone(&self, vm: VmId, proof: &v1::GoneProof, cont: Cont) {
+        self.note_end(vm, proof, cont, Part::Absent);
+    }
+
+    /// Notes that the process is gone, and what is left of the VM here.
+    pub(super) fn note_end(&self, vm: VmId, proof: &v1::GoneProof, cont: Cont, left: Part) {
         self.write(vm, |record| {
-            record.part = Part::Absent;
+            record.part = left;
             record.ended =
                 Some(Ended { migration: record.fence.migration, proof: proof.clone(), cont });
         });

@@ -2,7 +2,7 @@
 
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_proto::v1;
-use vmferry_types::{HostId, VmId};
+use vmferry_types::{HostId, Role, VmId};
 
 use super::learn::Judged;
 use super::{Agent, Refusal};
@@ -81,6 +81,7 @@ impl State {
         };
         seen.knowledge = knowledge.into();
         fill_record(&mut seen, record);
+        role(record, judged.as_ref()).label().clone_into(&mut seen.role);
         seen.ever_continued &= !self.bugged(Bug::AgentForgetsCont);
         fill_gone(&mut seen, record, judged.as_ref());
         if let Some(qemu) = qemu {
@@ -99,7 +100,6 @@ impl State {
 }
 
 fn fill_record(seen: &mut v1::VmObservation, record: &Record) {
-    record.role().label().clone_into(&mut seen.role);
     seen.generation = record.fence.generation.value();
     seen.claim = record.fence.claim.value();
     seen.step = record.fence.step.value();
@@ -120,8 +120,29 @@ fn fill_record(seen: &mut v1::VmObservation, record: &Record) {
     }
 }
 
+/// Returns what this host has of a VM. A launch that the agent did not live to see is no process
+/// that was lost: nobody was told of it, and the command that began it is carried out again.
+fn role(record: &Record, judged: Option<&Judged>) -> Role {
+    let gone = match judged {
+        Some(Judged::Gone { proof, .. }) => Some(proof.kind()),
+        Some(Judged::Alive(_)) | None => None,
+    };
+    match &record.part {
+        Part::Receiver { port: None, .. } if gone.is_some() => Role::Absent,
+        Part::Running { .. } if gone == Some(v1::ProofKind::NeverStarted) => Role::Stopped,
+        Part::Absent | Part::Stopped | Part::Running { .. } | Part::Receiver { .. } => {
+            record.role()
+        }
+    }
+}
+
 fn fill_gone(seen: &mut v1::VmObservation, record: &Record, judged: Option<&Judged>) {
+    let there = match role(record, judged) {
+        Role::Running | Role::Held | Role::Receiver => true,
+        Role::Absent | Role::Stopped => false,
+    };
     match (record.process(), judged) {
+        (Some(_), _) if !there => {}
         (Some(_), Some(Judged::Gone { proof, by_guest })) => {
             seen.gone = Some(proof.clone());
             if *by_guest {
@@ -154,7 +175,7 @@ fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu) {
     seen.disks_active = qemu.run.has_run();
     let Some(migration) = record.fence.migration else { return };
     let status = match &record.part {
-        Part::Absent => None,
+        Part::Absent | Part::Stopped => None,
         Part::Running { process, .. } => match record.outgoing() {
             Some(sent) => match sent.issue {
                 Issue::Accepted => Some(qemu.transfer),

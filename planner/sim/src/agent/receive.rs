@@ -20,10 +20,14 @@ impl Agent {
             Part::Receiver { .. } => {
                 return Err(Refusal::new("wrong_state", "another receiver of the VM is here"));
             }
-            Part::Running { .. } => {
-                return Err(Refusal::new("wrong_state", "the VM runs here"));
-            }
-            Part::Absent => {}
+            // A VM whose process is proven gone may come back from elsewhere.
+            Part::Running { process, .. } => match self.judge(process) {
+                Some(Judged::Gone { .. }) => self.forget_tap(process),
+                Some(Judged::Alive(_)) | None => {
+                    return Err(Refusal::new("wrong_state", "the VM runs here"));
+                }
+            },
+            Part::Absent | Part::Stopped => {}
         }
         let over = record.ended.is_some_and(|ended| ended.migration == Some(word.migration));
         if over {
@@ -36,7 +40,32 @@ impl Agent {
         if blocked {
             return Err(Refusal::new("blocked", "the bridge br9 is missing"));
         }
-        let process = self.world.with(|state| {
+        let process = self.plan(vm, word);
+        self.write(vm, |record| {
+            record.ended = None;
+            record.part = Part::Receiver {
+                process: process.clone(),
+                migration: word.migration,
+                port: None,
+                cont: Cont::Never,
+            };
+        });
+        self.step().await;
+        self.launch(vm, &process).await
+    }
+
+    /// Removes the tap of a launch whose process is proven gone.
+    pub(super) fn forget_tap(&self, process: &Process) {
+        self.world.with(|state| {
+            if let Some(host) = state.hosts.get_mut(&self.host) {
+                host.taps.remove(&process.launch);
+            }
+        });
+    }
+
+    /// Names a launch that has not begun.
+    pub(super) fn plan(&self, vm: VmId, word: &Word) -> Process {
+        self.world.with(|state| {
             let launch = state.fresh();
             let boot_id =
                 state.host(&self.host).map(|host| host.boot_id(&self.host)).unwrap_or_default();
@@ -51,18 +80,7 @@ impl Agent {
                 generation: word.generation,
                 admission: word.migration,
             }
-        });
-        self.write(vm, |record| {
-            record.ended = None;
-            record.part = Part::Receiver {
-                process: process.clone(),
-                migration: word.migration,
-                port: None,
-                cont: Cont::Never,
-            };
-        });
-        self.step().await;
-        self.launch(vm, &process).await
+        })
     }
 
     /// Starts the process that the journal names, and notes who it is.
@@ -164,7 +182,7 @@ impl Agent {
         let process = match &record.part {
             Part::Receiver { process, migration, .. } if *migration == word.migration => process,
             Part::Running { process, .. } if process.admission == word.migration => process,
-            Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
+            Part::Running { .. } | Part::Receiver { .. } | Part::Absent | Part::Stopped => {
                 return Err(Refusal::new(
                     "receiver_gone",
                     "there is no receiver of this migration",
@@ -215,11 +233,23 @@ impl Agent {
     pub(super) async fn destroy(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
         let proof = match &record.part {
-            Part::Running { .. } => {
-                return Err(Refusal::new("wrong_state", "the guest runs here"));
-            }
-            Part::Receiver { process, cont, .. } => {
+            Part::Running { process, .. } => {
                 let alive = matches!(self.judge(process), Some(Judged::Alive(_)));
+                if alive || process.admission != word.migration {
+                    return Err(Refusal::new("wrong_state", "the guest runs here"));
+                }
+                let proof = self.kill(process).await?;
+                self.tombstone(vm, &proof, Cont::Ordered);
+                proof
+            }
+            Part::Receiver { process, migration, cont, .. } => {
+                let alive = matches!(self.judge(process), Some(Judged::Alive(_)));
+                if *migration != word.migration && alive {
+                    return Err(Refusal::new(
+                        "wrong_state",
+                        "the receiver is of another migration",
+                    ));
+                }
                 if *cont == Cont::Ordered && alive {
                     return Err(Refusal::new("wrong_state", "the guest may have run here"));
                 }
@@ -227,13 +257,13 @@ impl Agent {
                 self.tombstone(vm, &proof, *cont);
                 proof
             }
-            Part::Absent => self.never_armed(vm, &record, word),
+            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
     }
 
     /// There is no receiver: the one there was has its proof, or the whole journal is one.
-    fn never_armed(&self, vm: VmId, record: &Record, word: &Word) -> v1::GoneProof {
+    pub(super) fn never_armed(&self, vm: VmId, record: &Record, word: &Word) -> v1::GoneProof {
         if let Some(ended) = &record.ended
             && ended.migration == Some(word.migration)
         {

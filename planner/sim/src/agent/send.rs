@@ -28,7 +28,7 @@ impl Agent {
         }
     }
 
-    fn responsive(&self, pid: u32) -> Result<(), Refusal> {
+    pub(super) fn responsive(&self, pid: u32) -> Result<(), Refusal> {
         let silent =
             self.world.with(|state| state.qemu(&self.host, pid).is_some_and(|qemu| qemu.silent));
         if silent { Err(Refusal::new("unresponsive", "its QEMU does not answer")) } else { Ok(()) }
@@ -225,6 +225,11 @@ impl Agent {
                 if process.generation >= word.generation {
                     return Err(Refusal::new("wrong_state", "the VM is owned here"));
                 }
+                let handed = record.outgoing().is_some_and(|sent| sent.order == Order::Handed);
+                let alive = matches!(self.judge(process), Some(Judged::Alive(_)));
+                if alive && !handed {
+                    return Err(Refusal::new("wrong_state", "this guest was never handed over"));
+                }
                 let proof = self.kill(process).await?;
                 self.tombstone(vm, &proof, Cont::Ordered);
                 proof
@@ -232,14 +237,7 @@ impl Agent {
             Part::Receiver { .. } => {
                 return Err(Refusal::new("wrong_state", "a receiver is here"));
             }
-            Part::Absent => match &record.ended {
-                Some(ended) => {
-                    let proof = ended.proof.clone();
-                    self.tombstone(vm, &proof, Cont::Ordered);
-                    proof
-                }
-                None => return Err(Refusal::new("unknown_vm", "nothing is known of it")),
-            },
+            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
     }
@@ -254,10 +252,10 @@ impl Agent {
                 self.tombstone(vm, &proof, Cont::Ordered);
                 proof
             }
-            Part::Absent if record.ended.is_some() => {
+            Part::Absent | Part::Stopped if record.ended.is_some() => {
                 record.ended.map(|ended| ended.proof).unwrap_or_default()
             }
-            Part::Running { .. } | Part::Receiver { .. } | Part::Absent => {
+            Part::Running { .. } | Part::Receiver { .. } | Part::Absent | Part::Stopped => {
                 return Err(Refusal::new("wrong_state", "it was not ordered"));
             }
         };

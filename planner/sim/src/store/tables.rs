@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
-    Admission, Adopted, Commit, Cordon, Declaration, Declared, Defined, Deleted, Filter, Followed,
-    Grant, Granted, HostRow, LogRow, Lost, MigrationRow, NewMigration, Notes, OnlyOpen,
-    PowerAction, Refused, Reservation, SavedHost, StoreError, TakeOver, Tombstone, VmRow,
+    Admission, Commit, Cordon, Filter, Grant, Granted, HostRow, LogRow, MigrationRow, NewMigration,
+    Notes, OnlyOpen, PowerAction, Refused, Reservation, StoreError, TakeOver, Tombstone, VmRow,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Migration, Phase};
@@ -45,144 +44,6 @@ pub(crate) struct Write<'a> {
 }
 
 impl Tables {
-    pub(crate) fn save_host(&mut self, host: &HostRow) -> SavedHost {
-        let other = self.hosts.values().find(|row| row.name == host.name && row.id != host.id);
-        if let Some(row) = other {
-            return SavedHost::NameTaken { by: row.id.clone() };
-        }
-        let dead = self.hosts.get(&host.id).and_then(|row| row.declared_dead.clone());
-        self.hosts.insert(host.id.clone(), HostRow { declared_dead: dead, ..host.clone() });
-        SavedHost::Saved
-    }
-
-    /// Writes a VM; counters never go back.
-    fn write_vm(&mut self, vm: &VmRow) {
-        let older = self
-            .vms
-            .get(&vm.id)
-            .is_some_and(|known| known.generation > vm.generation || known.claim > vm.claim);
-        if !older {
-            self.vms.insert(vm.id, vm.clone());
-        }
-    }
-
-    pub(crate) fn define_vm(&mut self, vm: &VmRow) -> Defined {
-        let other = self.vms.values().find(|row| row.id == vm.id || row.name == vm.name);
-        if let Some(row) = other {
-            return Defined::Taken(row.clone());
-        }
-        let mut row = vm.clone();
-        if let Some(before) = self.deleted.remove(&vm.id) {
-            row.host = before.host;
-            row.generation = before.generation;
-            row.claim = before.claim;
-        }
-        self.write_vm(&row);
-        Defined::New(row)
-    }
-
-    pub(crate) fn adopt_vm(&mut self, vm: &VmRow) -> Adopted {
-        if let Some(row) = self.vms.get(&vm.id) {
-            return Adopted::Known(row.clone());
-        }
-        if let Some(before) = self.deleted.get(&vm.id) {
-            return Adopted::Deleted(before.clone());
-        }
-        self.write_vm(vm);
-        Adopted::New
-    }
-
-    pub(crate) fn delete_vm(&mut self, vm: VmId, now: Timestamp) -> Deleted {
-        let Some(row) = self.vms.get(&vm) else { return Deleted::Unknown };
-        if let Some(admission) = row.admission {
-            return Deleted::Refused(Refused::InFlight { admission });
-        }
-        match row.power {
-            PowerState::Stopped | PowerState::Lost => {}
-            PowerState::Starting | PowerState::Running | PowerState::Stopping => {
-                return Deleted::Refused(Refused::Power { power: row.power });
-            }
-        }
-        let tombstone = Tombstone {
-            vm,
-            name: row.name.clone(),
-            host: row.host.clone(),
-            generation: row.generation,
-            claim: row.claim,
-            deleted: now,
-        };
-        self.deleted.insert(vm, tombstone);
-        self.vms.remove(&vm);
-        Deleted::Done
-    }
-
-    pub(crate) fn declare_dead(&mut self, host: &HostId, declaration: &Declaration) -> Declared {
-        let Some(row) = self.hosts.get_mut(host) else { return Declared::UnknownHost };
-        if row.boot_id != declaration.boot_id {
-            return Declared::Rebooted { boot_id: row.boot_id.clone() };
-        }
-        row.declared_dead = Some(declaration.clone());
-        let mut lost = Vec::new();
-        for vm in self.vms.values_mut() {
-            let ran = vm.host.as_ref() == Some(host) && vm.power == PowerState::Running;
-            if ran && vm.admission.is_none() {
-                vm.power = PowerState::Lost;
-                vm.error = format!("host {host} was declared dead by {}", declaration.by);
-                lost.push(vm.id);
-            }
-        }
-        Declared::Written { lost }
-    }
-
-    pub(crate) fn void_declaration(
-        &mut self,
-        host: &HostId,
-        boot_id: &str,
-        now: Timestamp,
-    ) -> bool {
-        let declaration = self.hosts.get_mut(host).and_then(|row| row.declared_dead.as_mut());
-        let holds = declaration.filter(|held| held.boot_id == boot_id && held.void.is_none());
-        holds.map(|held| held.void = Some(now)).is_some()
-    }
-
-    pub(crate) fn raise_claim(&mut self, vm: VmId, claim: Claim) {
-        if let Some(row) = self.vms.get_mut(&vm) {
-            row.claim = row.claim.max(claim);
-        }
-        if let Some(row) = self.deleted.get_mut(&vm) {
-            row.claim = row.claim.max(claim);
-        }
-    }
-
-    pub(crate) fn follow_vm(&mut self, followed: &Followed) -> bool {
-        let Some(row) = self.vms.get_mut(&followed.vm) else { return false };
-        let follows = row.admission.is_none()
-            && row.generation <= followed.generation
-            && row.claim <= followed.claim;
-        if follows {
-            row.host = Some(followed.host.clone());
-            row.power = followed.power;
-            row.generation = followed.generation;
-            row.claim = followed.claim;
-            row.error.clear();
-        }
-        follows
-    }
-
-    pub(crate) fn mark_lost(&mut self, lost: &Lost) -> bool {
-        let Some(row) = self.vms.get_mut(&lost.vm) else { return false };
-        let is = row.host.as_ref() == Some(&lost.host)
-            && row.generation == lost.generation
-            && row.claim <= lost.claim
-            && row.admission.is_none()
-            && row.power == PowerState::Running;
-        if is {
-            row.power = PowerState::Lost;
-            row.error.clone_from(&lost.cause);
-        }
-        is
-    }
-
     pub(crate) fn open_reservations(&self) -> Vec<Reservation> {
         let mut open: Vec<Reservation> = self
             .reservations
@@ -195,7 +56,7 @@ impl Tables {
     }
 
     /// What is promised on a host: open reservations, and the VMs that it owns.
-    fn reserved_on(&self, host: &HostId) -> Vec<Reservation> {
+    pub(super) fn reserved_on(&self, host: &HostId) -> Vec<Reservation> {
         let owned = self.vms.values().filter(|vm| {
             let runs = match vm.power {
                 PowerState::Running | PowerState::Starting | PowerState::Stopping => true,
@@ -214,7 +75,7 @@ impl Tables {
         held.chain(owned).collect()
     }
 
-    fn reserve(&mut self, reservation: Reservation) {
+    pub(super) fn reserve(&mut self, reservation: Reservation) {
         let key = (reservation.admission, reservation.host.clone());
         self.reservations.entry(key).or_insert((reservation, Open::Yes));
     }
