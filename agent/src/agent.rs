@@ -67,6 +67,7 @@ pub struct Agent {
     pub(crate) shutdown: Shutdown,
     /// What runs here and is not ours, as last seen.
     pub(crate) strangers: Mutex<Vec<Stranger>>,
+    pub(crate) latest_report: crate::report::Latest,
     vms: Mutex<BTreeMap<VmId, VmHandle>>,
     registered: watch::Sender<()>,
     changes: watch::Sender<()>,
@@ -109,7 +110,7 @@ impl Agent {
         };
         let (journal, found) =
             Journal::open(&config.state_dir, &config.host_id).map_err(journal_error)?;
-        let kept = match (found.kept, &config.planner) {
+        let kept = match (found.kept, &config.planners) {
             // Nobody else holds a second copy that could say more.
             (Kept::NewOrLost, None) => {
                 Journal::mark_kept(&config.state_dir, &config.host_id).map_err(journal_error)?;
@@ -134,6 +135,7 @@ impl Agent {
             instance: uuid::Uuid::new_v4().to_string(),
             shutdown,
             strangers: Mutex::default(),
+            latest_report: crate::report::Latest::default(),
             vms: Mutex::default(),
             registered: watch::Sender::new(()),
             changes: watch::Sender::new(()),
@@ -336,6 +338,6 @@ impl Agent {
 pub async fn serve(agent: &Arc<Agent>) -> Result<std::net::SocketAddr, StartError> {
     let grpc = crate::server::serve(agent).await?;
     crate::metrics::serve(agent).await?;
-    agent.shutdown.spawn(crate::report::run(agent.clone()));
+    crate::reporter::start(agent);
     Ok(grpc)
 }

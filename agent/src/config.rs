@@ -1,5 +1,6 @@
 //! What an agent is told at its start: one TOML file.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,8 +32,8 @@ pub struct Config {
     pub metrics: SocketAddr,
     /// Where others reach the gRPC service.
     pub advertise: String,
-    /// The planner. `None`: this host works without one.
-    pub planner: Option<Planner>,
+    /// The planners. `None`: this host works without one.
+    pub planners: Option<Planners>,
     /// The only address that receivers bind.
     pub migration_address: std::net::IpAddr,
     /// The ports that receivers may bind.
@@ -46,12 +47,12 @@ pub struct Config {
     pub fault_points: Option<PathBuf>,
 }
 
-/// Where the planner is.
+/// Where the planners are, which all work on one store.
 #[derive(Clone, Debug)]
-pub struct Planner {
-    /// Its gRPC service.
-    pub address: String,
-    /// How often it is told how this host is.
+pub struct Planners {
+    /// The gRPC service of each, at least one. Each is told how this host is.
+    pub addresses: Vec<String>,
+    /// How often they are told.
     pub report_interval: Duration,
 }
 
@@ -116,7 +117,8 @@ struct RawListen {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPlanner {
-    address: String,
+    address: Option<String>,
+    addresses: Option<Vec<String>>,
     report_interval: Option<String>,
 }
 
@@ -167,6 +169,9 @@ fn default_ports() -> String {
 
 /// How often the planner is told how this host is, where nothing else is said.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// More planners than this share no store.
+const PLANNERS_MAX: usize = 16;
 
 /// Two sockets and a name of 17 bytes must fit into the 107 bytes of a socket's path.
 const RUN_DIR_BYTES_MAX: usize = 70;
@@ -223,14 +228,14 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
     if raw.capacity.cpus == Some(0) {
         errors.push("capacity.cpus: must be at least 1".to_owned());
     }
-    let planner = raw.planner.and_then(|planner| read_planner(planner, &mut errors));
+    let planners = raw.planner.and_then(|planner| read_planners(planner, &mut errors));
     let addresses = [
         ("listen.grpc", raw.listen.grpc.ip()),
         ("listen.metrics", raw.listen.metrics.ip()),
         ("migration.address", raw.migration.address),
     ];
     let plain_text = raw.security.map(|security| security.plain_text);
-    errors.extend(security::check(plain_text, &addresses, planner.as_ref()));
+    errors.extend(security::check(plain_text, &addresses, planners.as_ref()));
     let (Ok(host_id), Some(migration_ports), true) = (host_id, ports, errors.is_empty()) else {
         return Err(errors);
     };
@@ -243,7 +248,7 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
         grpc: raw.listen.grpc,
         metrics: raw.listen.metrics,
         advertise: raw.listen.advertise.unwrap_or_else(|| raw.listen.grpc.to_string()),
-        planner,
+        planners,
         migration_address: raw.migration.address,
         migration_ports,
         memory,
@@ -253,10 +258,30 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
     })
 }
 
-fn read_planner(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planner> {
-    if !raw.address.starts_with("http://") {
-        errors.push("planner.address: must begin with http://".to_owned());
-        return None;
+fn read_planners(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planners> {
+    let (field, addresses) = match (raw.address, raw.addresses) {
+        (Some(address), None) => ("planner.address", vec![address]),
+        (None, Some(addresses)) => ("planner.addresses", addresses),
+        (Some(_), Some(_)) => {
+            errors.push("planner.address: give either this or planner.addresses".to_owned());
+            return None;
+        }
+        (None, None) => {
+            errors.push("planner.addresses: is missing: name every planner".to_owned());
+            return None;
+        }
+    };
+    let mut known = BTreeSet::new();
+    for address in &addresses {
+        if !address.starts_with("http://") {
+            errors.push(format!("{field}: `{address}` must begin with http://"));
+        }
+        if !known.insert(address) {
+            errors.push(format!("{field}: `{address}` is named twice"));
+        }
+    }
+    if addresses.is_empty() || addresses.len() > PLANNERS_MAX {
+        errors.push(format!("{field}: must name 1 to {PLANNERS_MAX} planners"));
     }
     let report_interval = match raw.report_interval.as_deref().map(humantime::parse_duration) {
         None => REPORT_INTERVAL,
@@ -266,7 +291,7 @@ fn read_planner(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planner> {
             REPORT_INTERVAL
         }
     };
-    Some(Planner { address: raw.address, report_interval })
+    Some(Planners { addresses, report_interval })
 }
 
 #[cfg(test)]
@@ -303,7 +328,36 @@ plain_text = "loopback"
         let config = check(toml::from_str(WHOLE).unwrap()).unwrap();
         assert_eq!((config.name.as_str(), config.advertise.as_str()), ("a", "127.0.0.1:9097"));
         assert_eq!(config.memory, Some(Bytes(4 << 30)));
-        assert_eq!(config.planner.unwrap().report_interval, Duration::from_secs(2));
+        let planners = config.planners.unwrap();
+        assert_eq!(planners.addresses, ["http://127.0.0.1:9096"]);
+        assert_eq!(planners.report_interval, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn several_planners_are_named_in_one_list() {
+        let one = "address = \"http://127.0.0.1:9096\"";
+        let with = |line: &str| WHOLE.replace(one, line);
+        let two = with(r#"addresses = ["http://127.0.0.1:9096", "http://127.0.0.1:9196"]"#);
+        let config = check(toml::from_str(&two).unwrap()).unwrap();
+        assert_eq!(config.planners.unwrap().addresses.len(), 2);
+        for (line, word) in [
+            (format!("{one}\naddresses = [\"http://127.0.0.1:9196\"]"), "either"),
+            (String::new(), "missing"),
+            ("addresses = []".to_owned(), "1 to 16"),
+            (r#"addresses = ["http://127.0.0.1:1", "http://127.0.0.1:1"]"#.to_owned(), "twice"),
+            (r#"addresses = ["http://127.0.0.1:1", "127.0.0.1:2"]"#.to_owned(), "http://"),
+            (r#"addresses = ["http://127.0.0.1:1", "http://10.0.0.1:2"]"#.to_owned(), "loopback"),
+        ] {
+            let found = errors(&with(&line));
+            assert!(found.iter().any(|error| error.contains(word)), "{line}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_example_is_a_whole_configuration() {
+        let example = include_str!("../agent.example.toml");
+        let config = check(toml::from_str(example).unwrap()).unwrap();
+        assert_eq!(config.planners.unwrap().addresses.len(), 2);
     }
 
     #[test]
@@ -317,7 +371,7 @@ plain_text = "loopback"
         let found = errors(&WHOLE.replace("grpc = \"127.0.0.1", "grpc = \"10.0.0.1"));
         assert!(found[0].contains("listen.grpc"), "{found:?}");
         let found = errors(&WHOLE.replace("http://127.0.0.1", "http://planner"));
-        assert!(found[0].contains("planner.address"), "{found:?}");
+        assert!(found[0].contains("planner.addresses"), "{found:?}");
     }
 
     #[test]

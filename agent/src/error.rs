@@ -4,7 +4,7 @@ use std::error::Error;
 
 use tonic::{Code, Status};
 use vmferry_proto::v1::{Blocker, ErrorDetail};
-use vmferry_types::FenceRefusal;
+use vmferry_types::{FenceRefusal, MigrationId};
 
 /// Why a command was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -38,6 +38,11 @@ pub(crate) enum CommandError {
         "the disk {path} is in use by another process ({holder}): stop the QEMU that holds it first"
     )]
     DiskInUse { path: String, holder: String },
+    /// Another admission has not ended by the journal's word.
+    #[error(
+        "migration {0} of this VM is open here: let whoever began it end it, or go on with it under its id"
+    )]
+    MigrationOpen(MigrationId),
     /// The source gave the transfer up.
     #[error("the source gave this transfer up: {0}")]
     GaveUp(String),
@@ -78,6 +83,7 @@ impl CommandError {
             Self::Blocked(_) => ("blocked", Code::FailedPrecondition),
             Self::WrongState(_) => ("wrong_state", Code::FailedPrecondition),
             Self::DiskInUse { .. } => ("disk_in_use", Code::FailedPrecondition),
+            Self::MigrationOpen(_) => ("migration_open", Code::FailedPrecondition),
             Self::GaveUp(_) => ("gave_up", Code::FailedPrecondition),
             Self::ReceiverGone(_) => ("receiver_gone", Code::FailedPrecondition),
             Self::Failed { .. } => ("internal", Code::Internal),
@@ -155,6 +161,7 @@ impl From<CommandError> for Status {
             | CommandError::UnknownVm
             | CommandError::WrongState(_)
             | CommandError::DiskInUse { .. }
+            | CommandError::MigrationOpen(_)
             | CommandError::GaveUp(_)
             | CommandError::ReceiverGone(_)
             | CommandError::Failed { .. } => {}

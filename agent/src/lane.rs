@@ -83,6 +83,9 @@ impl Lane {
                     // Whoever asked may have gone; what was done stays done.
                     drop(answer.send(reply));
                 }
+                Message::NextClaim(migration, answer) => {
+                    drop(answer.send(self.next_claim(migration).await));
+                }
                 Message::Execute(command, answer) => {
                     let label = actions::label(&command.action);
                     let span = tracing::info_span!("command", action = label,
@@ -122,6 +125,32 @@ impl Lane {
         if claim.hold_limit_ms != 0 {
             self.record.hold_limit_ms = claim.hold_limit_ms;
         }
+        self.persist_changes().await?;
+        Ok(observe::observation(&self.agent, &self.shared))
+    }
+
+    /// Takes the next claim for a caller that has no planner to count for it.
+    ///
+    /// For the admission that holds the VM already, an unused claim is answered again and a used
+    /// one is followed by the next: so a caller that lost an answer, or died, goes on.
+    async fn next_claim(
+        &mut self,
+        migration: MigrationId,
+    ) -> Result<v1::VmObservation, CommandError> {
+        self.check_record()?;
+        if let Some(open) = self.record.open_admission().filter(|open| *open != migration) {
+            return Err(CommandError::MigrationOpen(open));
+        }
+        let fence = &mut self.record.fence;
+        let unused = fence.migration == Some(migration) && fence.last.is_none();
+        if !unused {
+            let (generation, next) = (fence.generation.max(Generation::FIRST), fence.claim.next());
+            if next == fence.claim {
+                return Err(CommandError::wrong_state("every claim of this VM was given out"));
+            }
+            fence.claim(migration, generation, next);
+        }
+        self.shared.hear();
         self.persist_changes().await?;
         Ok(observe::observation(&self.agent, &self.shared))
     }

@@ -32,6 +32,7 @@ mod observer;
 mod probe;
 pub mod process;
 mod report;
+mod reporter;
 mod server;
 pub mod shim;
 pub mod shutdown;

@@ -95,6 +95,8 @@ pub(crate) fn role(record: &VmRecord, sight: &Sight) -> Role {
             Role::Absent
         }
         Part::Running { .. } if never => Role::Stopped,
+        // QEMU let it go on by itself after the order: it does not stand still.
+        Part::Running { .. } if sight.running() => Role::Running,
         Part::Absent | Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. } => {
             record.role()
         }

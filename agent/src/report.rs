@@ -1,15 +1,16 @@
-//! What a host says of itself, every few seconds and when something changed.
+//! What a host says of itself.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
+use tokio::time::Instant;
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::Identity;
 use vmferry_proto::v1;
-use vmferry_proto::v1::planner_client::PlannerClient;
-use vmferry_types::{Bytes, Claim, Generation, Role};
+use vmferry_types::{Bytes, Role};
 
 use crate::agent::{Agent, Stranger};
 use crate::live::{Knowledge, Shared};
@@ -17,16 +18,39 @@ use crate::{clock, host, network, observe, process, wire};
 
 /// What QEMU takes beside the guest's memory: code, buffers, page tables; TCG's code cache most.
 const OVERHEAD: Bytes = Bytes(128 << 20);
-/// Changes that come this close together are one report.
-const SETTLE: Duration = Duration::from_millis(250);
-/// The least time between two reports: each looks at every process of the machine.
-const GAP: Duration = Duration::from_secs(1);
-/// How often a host without a planner looks for what runs on it.
-const LOOK: Duration = Duration::from_secs(5);
 /// How many VMs that left are still named, the last ones: those that a planner may be unsure of.
 const LEFT_MAX: usize = 1000;
-/// How long the planner may take to answer.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// For so long a report counts as that of now, unless something has changed: each looks at every
+/// process of the machine.
+const FRESH: Duration = Duration::from_millis(500);
+
+/// The last report, for all who want one at the same moment.
+#[derive(Debug, Default)]
+pub(crate) struct Latest(tokio::sync::Mutex<Option<Made>>);
+
+#[derive(Debug)]
+struct Made {
+    report: v1::HostReport,
+    begun: Instant,
+    changes: watch::Receiver<()>,
+}
+
+/// Returns the report of now; several planners that ask at the same moment are told the same.
+pub(crate) async fn current(agent: &Arc<Agent>) -> v1::HostReport {
+    let mut latest = agent.latest_report.0.lock().await;
+    if let Some(made) = latest.as_ref()
+        && made.begun.elapsed() < FRESH
+        && made.changes.has_changed().is_ok_and(|changed| !changed)
+    {
+        return made.report.clone();
+    }
+    let mut changes = agent.changes();
+    changes.mark_unchanged();
+    let begun = Instant::now();
+    let report = host_report(agent).await;
+    *latest = Some(Made { report: report.clone(), begun, changes });
+    report
+}
 
 /// Makes the report of now.
 pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
@@ -257,83 +281,6 @@ fn capabilities(agent: &Agent, bridges: Vec<String>) -> v1::HostCapabilities {
         cpu_models: agent.probe.cpu_models.iter().cloned().collect(),
         migration_address: agent.config.migration_address.to_string(),
     }
-}
-
-/// Tells the planner how this host is, for as long as the agent lives.
-pub(crate) async fn run(agent: Arc<Agent>) {
-    let Some(planner) = agent.config.planner.clone() else {
-        loop {
-            look_for_strangers(&agent).await;
-            tokio::time::sleep(LOOK).await;
-        }
-    };
-    let endpoint = match tonic::transport::Endpoint::from_shared(planner.address.clone()) {
-        Ok(endpoint) => endpoint
-            .connect_timeout(DEADLINE)
-            .timeout(DEADLINE)
-            .http2_keep_alive_interval(DEADLINE)
-            .keep_alive_timeout(DEADLINE)
-            .keep_alive_while_idle(true)
-            .tcp_nodelay(true),
-        Err(error) => {
-            tracing::error!(address = planner.address, %error, "planner's address cannot be used");
-            return;
-        }
-    };
-    let mut client = PlannerClient::new(endpoint.connect_lazy());
-    let mut changes = agent.changes();
-    let mut reached = Reached::NotYet;
-    loop {
-        changes.mark_unchanged();
-        let report = host_report(&agent).await;
-        reached = match client.report(report).await {
-            Ok(reply) => {
-                let now = take_up(&agent, reply.into_inner()).await;
-                if now != reached {
-                    tracing::info!(planner = planner.address, ?now, "planner reached");
-                }
-                now
-            }
-            Err(status) => {
-                if reached != Reached::Lost {
-                    tracing::warn!(planner = planner.address, error = %status.message(), "planner cannot be reached");
-                }
-                Reached::Lost
-            }
-        };
-        tokio::time::sleep(GAP.min(planner.report_interval)).await;
-        tokio::select! {
-            () = tokio::time::sleep(planner.report_interval.saturating_sub(GAP)) => {}
-            _ = changes.changed() => tokio::time::sleep(SETTLE).await,
-        }
-    }
-}
-
-/// How the planner was last reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reached {
-    NotYet,
-    Heard,
-    Refused,
-    Lost,
-}
-
-async fn take_up(agent: &Arc<Agent>, reply: v1::ReportReply) -> Reached {
-    if !reply.refused.is_empty() {
-        tracing::warn!(reason = reply.refused, "planner will not have this host");
-        return Reached::Refused;
-    }
-    // Those of other hosts as well: an old command for one of them may still be under way to here.
-    let generations = reply
-        .generations
-        .into_iter()
-        .filter_map(|owned| {
-            let vm = owned.vm_id.parse().ok()?;
-            Some((vm, Generation::from_stored(owned.generation), Claim::from_stored(owned.claim)))
-        })
-        .collect();
-    agent.seed(generations).await;
-    Reached::Heard
 }
 
 #[cfg(test)]

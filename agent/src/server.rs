@@ -122,6 +122,16 @@ impl AgentService for Service {
         Ok(Response::new(observation))
     }
 
+    async fn next_claim(
+        &self,
+        request: Request<v1::NextClaimRequest>,
+    ) -> Result<Response<v1::VmObservation>, Status> {
+        let request = request.into_inner();
+        let vm = wire::vm_id(&request.vm_id, "vm_id")?;
+        let migration = wire::migration_id(&request.migration_id, "migration_id")?;
+        Ok(Response::new(self.known(vm)?.next_claim(migration).await?))
+    }
+
     async fn execute(
         &self,
         request: Request<v1::ExecuteRequest>,

@@ -45,6 +45,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, CommandError>>;
 #[derive(Debug)]
 pub(crate) enum Message {
     Claim(ClaimCommand, Answer<v1::VmObservation>),
+    NextClaim(MigrationId, Answer<v1::VmObservation>),
     Execute(Box<Command>, Answer<v1::ExecuteReply>),
     GiveUp(MigrationId, GiveUp),
     Gone,
@@ -128,6 +129,14 @@ impl VmHandle {
         claim: ClaimCommand,
     ) -> Result<v1::VmObservation, CommandError> {
         self.ask(|answer| Message::Claim(claim, answer)).await
+    }
+
+    /// Takes the VM's next claim for whoever counts none.
+    pub(crate) async fn next_claim(
+        &self,
+        migration: MigrationId,
+    ) -> Result<v1::VmObservation, CommandError> {
+        self.ask(|answer| Message::NextClaim(migration, answer)).await
     }
 
     /// Carries out a command.

@@ -299,11 +299,17 @@ impl VmRecord {
     }
 
     /// Returns the role in the fleet's words.
+    ///
+    /// A guest that was handed over is held: it stands still here on purpose, and only proof that
+    /// the receiver is gone lets it go on (rule R4).
     #[must_use]
     pub const fn role(&self) -> Role {
-        match self.part {
+        match &self.part {
             Part::Absent => Role::Absent,
             Part::Stopped { .. } => Role::Stopped,
+            Part::Running { outgoing: Some(Outgoing { order: Order::Handed, .. }), .. } => {
+                Role::Held
+            }
             Part::Running { .. } => Role::Running,
             Part::Receiver { .. } => Role::Receiver,
         }
@@ -581,5 +587,31 @@ mod tests {
         record.part = Part::Running { defined, process, outgoing };
         assert_eq!(record.outgoing(), None);
         assert!(record.unsettled_order().is_some(), "whoever commands now, it was handed over");
+    }
+
+    #[test]
+    fn a_guest_is_held_from_the_order_until_it_is_taken_back() {
+        let Part::Receiver { defined, process, .. } = receiver().part else { panic!() };
+        let cause = || "asked".to_owned();
+        for (order, role) in [
+            (Order::Open, Role::Running),
+            (Order::Handed, Role::Held),
+            (Order::GaveUp { cause: cause() }, Role::Running),
+            (Order::TakenBack { cause: cause() }, Role::Running),
+        ] {
+            let mut record = receiver();
+            let (defined, process) = (defined.clone(), process.clone());
+            let outgoing = Some(Outgoing {
+                migration: MigrationId::from_u128(2),
+                before: Box::default(),
+                issue: Issue::Accepted,
+                timeout_ms: 0,
+                stall_ms: 0,
+                order,
+            });
+            record.part = Part::Running { defined, process, outgoing };
+            let read = VmRecord::from_json(&record.to_json().unwrap()).unwrap();
+            assert_eq!(read.role(), role);
+        }
     }
 }

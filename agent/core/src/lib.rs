@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+pub mod admission;
 pub mod argv;
 pub mod capabilities;
 pub mod compare;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::Planner;
+use super::Planners;
 
 /// Where plain text is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -25,7 +25,7 @@ pub(super) enum PlainText {
 pub(super) fn check(
     plain_text: Option<PlainText>,
     addresses: &[(&str, IpAddr)],
-    planner: Option<&Planner>,
+    planners: Option<&Planners>,
 ) -> Vec<String> {
     match plain_text {
         None => vec![
@@ -34,12 +34,12 @@ pub(super) fn check(
              of its own)"
                 .to_owned(),
         ],
-        Some(PlainText::Loopback) => not_loopback(addresses, planner),
+        Some(PlainText::Loopback) => not_loopback(addresses, planners),
         Some(PlainText::Namespace) => not_in_a_namespace(),
     }
 }
 
-fn not_loopback(addresses: &[(&str, IpAddr)], planner: Option<&Planner>) -> Vec<String> {
+fn not_loopback(addresses: &[(&str, IpAddr)], planners: Option<&Planners>) -> Vec<String> {
     let mut errors: Vec<String> = addresses
         .iter()
         .filter(|(_, address)| !address.is_loopback())
@@ -47,14 +47,10 @@ fn not_loopback(addresses: &[(&str, IpAddr)], planner: Option<&Planner>) -> Vec<
             format!("{field}: {address} is not on loopback, as security.plain_text demands; use 127.0.0.1")
         })
         .collect();
-    if let Some(planner) = planner
-        && !on_loopback(&planner.address)
-    {
-        errors.push(format!(
-            "planner.address: {} is not on loopback, as security.plain_text demands; use http://127.0.0.1:PORT",
-            planner.address
-        ));
-    }
+    let planners = planners.iter().flat_map(|planners| &planners.addresses);
+    errors.extend(planners.filter(|address| !on_loopback(address)).map(|address| {
+        format!("planner.addresses: {address} is not on loopback, as security.plain_text demands; use http://127.0.0.1:PORT")
+    }));
     errors
 }
 

@@ -344,7 +344,8 @@ impl Reading<'_> {
     /// would go on saying that the VM is there.
     fn source_released(self) -> Option<Event> {
         let (seen, proof) = self.source_proof()?;
-        let acknowledged = cleared(proof) || seen.role != Role::Running;
+        let kept = matches!(seen.role, Role::Running | Role::Held);
+        let acknowledged = cleared(proof) || !kept;
         acknowledged.then(|| Event::SourceReleased { proof: proof.clone() })
     }
 

@@ -1,0 +1,112 @@
+//! Tells every planner how this host is, every few seconds and when something changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmferry_proto::v1;
+use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_types::{Claim, Generation};
+
+use crate::agent::Agent;
+use crate::report;
+
+/// Changes that come this close together are one report.
+const SETTLE: Duration = Duration::from_millis(250);
+/// The least time between two reports: each looks at every process of the machine.
+const GAP: Duration = Duration::from_secs(1);
+/// How often a host without a planner looks for what runs on it.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a planner may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Reports to every planner of the configuration, until the agent's shutdown begins.
+///
+/// Each has a task of its own: one that is silent holds up none of the others.
+pub(crate) fn start(agent: &Arc<Agent>) {
+    let Some(planners) = agent.config.planners.clone() else {
+        agent.shutdown.spawn(look(agent.clone()));
+        return;
+    };
+    for address in planners.addresses {
+        agent.shutdown.spawn(run(agent.clone(), address, planners.report_interval));
+    }
+}
+
+/// Keeps looking for what runs here and is nobody's, where no report does.
+async fn look(agent: Arc<Agent>) {
+    loop {
+        report::look_for_strangers(&agent).await;
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Tells one planner how this host is, for as long as the agent lives.
+async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
+    let endpoint = match tonic::transport::Endpoint::from_shared(planner.clone()) {
+        Ok(endpoint) => endpoint
+            .connect_timeout(DEADLINE)
+            .timeout(DEADLINE)
+            .http2_keep_alive_interval(DEADLINE)
+            .keep_alive_timeout(DEADLINE)
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true),
+        Err(error) => {
+            tracing::error!(planner, %error, "planner's address cannot be used");
+            return;
+        }
+    };
+    let mut client = PlannerClient::new(endpoint.connect_lazy());
+    let mut changes = agent.changes();
+    let mut reached = Reached::NotYet;
+    loop {
+        changes.mark_unchanged();
+        let report = report::current(&agent).await;
+        reached = match client.report(report).await {
+            Ok(reply) => {
+                let now = take_up(&agent, &planner, reply.into_inner()).await;
+                if now != reached {
+                    tracing::info!(planner, ?now, "planner reached");
+                }
+                now
+            }
+            Err(status) => {
+                if reached != Reached::Lost {
+                    tracing::warn!(planner, error = %status.message(), "planner cannot be reached");
+                }
+                Reached::Lost
+            }
+        };
+        tokio::time::sleep(GAP.min(interval)).await;
+        tokio::select! {
+            () = tokio::time::sleep(interval.saturating_sub(GAP)) => {}
+            _ = changes.changed() => tokio::time::sleep(SETTLE).await,
+        }
+    }
+}
+
+/// How a planner was last reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reached {
+    NotYet,
+    Heard,
+    Refused,
+    Lost,
+}
+
+async fn take_up(agent: &Arc<Agent>, planner: &str, reply: v1::ReportReply) -> Reached {
+    if !reply.refused.is_empty() {
+        tracing::warn!(planner, reason = reply.refused, "planner will not have this host");
+        return Reached::Refused;
+    }
+    // Those of other hosts as well: an old command for one of them may still be under way to here.
+    let generations = reply
+        .generations
+        .into_iter()
+        .filter_map(|owned| {
+            let vm = owned.vm_id.parse().ok()?;
+            Some((vm, Generation::from_stored(owned.generation), Claim::from_stored(owned.claim)))
+        })
+        .collect();
+    agent.seed(generations).await;
+    Reached::Heard
+}
