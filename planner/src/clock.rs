@@ -21,28 +21,23 @@ pub fn now_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The clock of a simulated world, one a thread. A thread that has none reads the real one.
+/// Lets a task read the clock of whoever starts it, and stand still with it.
 #[cfg(feature = "simulation")]
-pub mod simulated {
-    use std::cell::Cell;
-
-    use tokio::time::Instant;
-
-    thread_local! {
-        static BASE: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
-    }
-
-    /// Lets the time of this thread be `now_us`, and pass as tokio's does.
-    pub fn set(now_us: u64) {
-        BASE.set(Some((Instant::now(), now_us)));
-    }
-
-    pub(super) fn now_us() -> Option<u64> {
-        let (since, base) = BASE.get()?;
-        let passed = Instant::now().saturating_duration_since(since);
-        Some(base.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)))
-    }
+pub(crate) fn inherit<F>(task: F) -> impl Future<Output = F::Output> + Send
+where
+    F: Future + Send,
+{
+    simulated::on(simulated::machine(), task)
 }
+
+/// There is one clock.
+#[cfg(not(feature = "simulation"))]
+pub(crate) const fn inherit<F>(task: F) -> F {
+    task
+}
+
+#[cfg(feature = "simulation")]
+pub mod simulated;
 
 /// Writes a moment as RFC 3339 in UTC with milliseconds; empty for the moment zero.
 #[must_use]

@@ -3,6 +3,8 @@
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::clock;
+
 /// Ends the planner's tasks in order. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
@@ -17,13 +19,13 @@ impl Shutdown {
     /// effect is given again by the next planner.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let token = self.token.clone();
-        self.tracker.spawn(async move {
+        self.tracker.spawn(clock::inherit(async move {
             tokio::select! {
                 biased;
                 () = token.cancelled() => {}
                 () = task => {}
             }
-        });
+        }));
     }
 
     /// Completes when the planner is told to end.

@@ -100,7 +100,8 @@ impl Side {
         let view = Arc::new(view);
         let pulse = Arc::new(Pulse(Mutex::new(Instant::now())));
         let beats = Arc::clone(&pulse);
-        let task = tokio::spawn(follow(agents, host, claim, Arc::clone(&view), beats));
+        let follows = follow(agents, host, claim, Arc::clone(&view), beats);
+        let task = tokio::spawn(clock::inherit(follows));
         Self { view, pulse, _task: AbortOnDrop(task) }
     }
 
