@@ -3,7 +3,7 @@
 //! Preflight reads and holds nothing; all reasons are collected. What it found is decided again in
 //! the transaction that admits, under the store's lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_planner_core::fleet::{Demand, Fleet, Host};
 use vmferry_planner_core::migration::Blocker;
@@ -342,5 +342,8 @@ fn needs_of_running(
             .map(|nic| nic.bridge.clone())
             .filter(|b| !b.is_empty())
             .collect(),
+        qemu_version: said(&description.qemu_version),
+        // Whether the disks are there is the destination's own word.
+        shared_paths: BTreeSet::new(),
     }
 }

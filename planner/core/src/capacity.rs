@@ -87,10 +87,7 @@ pub(crate) fn figures_without(
 ) -> Result<Figures, Unreadable> {
     let report = host.report.as_ref().ok_or(Unreadable::NeverReported)?;
     let vms = readable(report)?;
-    let claims = claims(vms, &host.reservations, without);
-    let committed = sum(claims.values());
-    let reserved =
-        sum(claims.iter().filter(|(vm, _)| !vms.get(vm).is_some_and(takes_memory)).map(|(_, d)| d));
+    let Claims { committed, reserved } = claims(vms, &host.reservations, without);
     let reserve_memory = Bytes(policy.reserve_memory.of_rounded_up(report.total_memory.value()));
     let observed_memory = report.total_memory.less(report.available_memory);
     let used = observed_memory.max(committed.memory);
@@ -111,7 +108,7 @@ pub(crate) fn figures_without(
 }
 
 /// Returns the report's VMs if the report can be believed.
-fn readable(report: &Report) -> Result<&BTreeMap<VmId, VmUse>, Unreadable> {
+pub(crate) fn readable(report: &Report) -> Result<&BTreeMap<VmId, VmUse>, Unreadable> {
     if let Some(why) = &report.unreadable {
         return Err(Unreadable::Journal { why: why.clone() });
     }
@@ -127,27 +124,44 @@ fn readable(report: &Report) -> Result<&BTreeMap<VmId, VmUse>, Unreadable> {
     report.vms.as_ref().ok_or(Unreadable::VmsUnanswered)
 }
 
-/// Returns what each VM is promised: reported or reserved, once, by its worst figure.
+/// What all VMs of a host are promised together.
+#[derive(Default)]
+struct Claims {
+    /// Reported or reserved.
+    committed: Demand,
+    /// What of it has no QEMU process yet.
+    reserved: Demand,
+}
+
+/// Returns what the VMs are promised: each that is reported or reserved, once, by its worst figure.
 fn claims(
     vms: &BTreeMap<VmId, VmUse>,
     reservations: &BTreeMap<VmId, Demand>,
     without: Option<VmId>,
-) -> BTreeMap<VmId, Demand> {
-    let mut claims: BTreeMap<VmId, Demand> = vms
-        .iter()
-        .filter(|(_, vm)| takes_memory(vm))
-        .map(|(id, vm)| (*id, Demand::of(vm.configured, vm.observed, vm.cpu)))
-        .collect();
-    for (id, reserved) in reservations {
+) -> Claims {
+    let mut claims = Claims::default();
+    for (id, vm) in vms.iter().filter(|(id, _)| without != Some(**id)) {
+        let own = Demand::of(vm.configured, vm.observed, vm.cpu);
         // A reservation is also told the size that a stopped VM of the report would have.
-        let reported = vms.get(id).map(|vm| Demand::of(vm.configured, vm.observed, vm.cpu));
-        let claim = claims.entry(*id).or_default();
-        *claim = claim.worst(*reserved).worst(reported.unwrap_or_default());
+        match (takes_memory(vm), reservations.get(id)) {
+            (true, None) => claims.committed = claims.committed.plus(own),
+            (true, Some(held)) => claims.committed = claims.committed.plus(own.worst(*held)),
+            (false, Some(held)) => claims.reserve(own.worst(*held)),
+            (false, None) => {}
+        }
     }
-    if let Some(vm) = without {
-        claims.remove(&vm);
+    let unreported = |id: &VmId| without != Some(*id) && !vms.contains_key(id);
+    for (_, held) in reservations.iter().filter(|(id, _)| unreported(id)) {
+        claims.reserve(*held);
     }
     claims
+}
+
+impl Claims {
+    fn reserve(&mut self, demand: Demand) {
+        self.committed = self.committed.plus(demand);
+        self.reserved = self.reserved.plus(demand);
+    }
 }
 
 /// Says whether a reported VM has a QEMU process, and so takes memory.
@@ -164,11 +178,4 @@ fn usable_cpu(total: MilliCpu, policy: &Policy) -> MilliCpu {
     let left = u128::from(total.value().saturating_sub(reserve));
     let usable = left * u128::from(policy.cpu_overcommit_percent) / 100;
     MilliCpu(u64::try_from(usable).unwrap_or(u64::MAX))
-}
-
-fn sum<'a>(demands: impl Iterator<Item = &'a Demand>) -> Demand {
-    demands.fold(Demand::default(), |sum, one| Demand {
-        memory: sum.memory.plus(one.memory),
-        cpu: sum.cpu.plus(one.cpu),
-    })
 }

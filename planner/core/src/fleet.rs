@@ -1,6 +1,7 @@
 //! One immutable snapshot of all hosts: what operators want of them, and what was last seen.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use vmferry_types::{Bytes, HostId, MilliCpu, Millis, Percent, Role, Timestamp, VmId};
 
@@ -17,6 +18,8 @@ pub struct Policy {
     pub report_max_age: Millis,
     /// How many migrations may be on their way to one host.
     pub inbound_max: u32,
+    /// How many migrations may be on their way from one host.
+    pub outbound_max: u32,
 }
 
 /// What a VM takes of a host.
@@ -33,6 +36,12 @@ impl Demand {
     #[must_use]
     pub fn of(configured: Bytes, observed: Bytes, cpu: MilliCpu) -> Self {
         Self { memory: configured.max(observed), cpu }
+    }
+
+    /// Returns both together.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self { memory: self.memory.plus(other.memory), cpu: self.cpu.plus(other.cpu) }
     }
 
     /// Returns the worse of both, figure by figure.
@@ -114,6 +123,10 @@ pub struct Capabilities {
     pub cpu_models: BTreeSet<String>,
     /// Bridges.
     pub bridges: BTreeSet<String>,
+    /// QEMU's version; empty if unsaid.
+    pub qemu_version: String,
+    /// Folders that it shares with other hosts. `None` if unsaid.
+    pub shared_paths: Option<BTreeSet<String>>,
 }
 
 /// What a host last said of itself.
@@ -131,8 +144,8 @@ pub struct Report {
     pub total_cpu: MilliCpu,
     /// Its VMs. `None` if it could not list them.
     pub vms: Option<BTreeMap<VmId, VmUse>>,
-    /// What its QEMU can carry.
-    pub capabilities: Capabilities,
+    /// What its QEMU can carry. Shared: hosts of one kind say the same.
+    pub capabilities: Arc<Capabilities>,
 }
 
 /// One host in the snapshot.
@@ -145,11 +158,15 @@ pub struct Host {
     /// Whether its agent is heard.
     pub availability: Availability,
     /// What it last said. `None` until it first did: a host that never spoke is not one gone quiet.
-    pub report: Option<Report>,
+    ///
+    /// Shared, so that a snapshot of many hosts costs no copy of their VMs.
+    pub report: Option<Arc<Report>>,
     /// What is held on it, by VM: migrations on their way, starts, and VMs not reported yet.
     pub reservations: BTreeMap<VmId, Demand>,
     /// How many migrations are on their way to it.
     pub inbound: u32,
+    /// How many migrations are on their way from it.
+    pub outbound: u32,
 }
 
 /// All hosts at one moment.

@@ -11,12 +11,13 @@ mod room;
 pub use block::{Blocked, Code};
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use vmferry_types::{Bytes, HostId, MilliCpu, VmId};
 
 use crate::fleet::{Availability, Demand, Fleet, Host};
 use crate::placement::{Needs, Rejected};
-use room::Rooms;
+use room::{Rooms, Taken};
 
 /// How VMs may be carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,8 @@ pub enum Live {
         /// Why.
         reason: String,
     },
+    /// It does not run: moving it stops nobody, so that needs no leave.
+    Stopped,
 }
 
 /// One VM that is to leave.
@@ -116,8 +119,10 @@ pub struct Assignment {
     pub destination: HostId,
     /// How it is carried.
     pub mode: Mode,
+    /// What is left there once it has arrived, with all that were placed before it.
+    pub left: Left,
     /// The hosts that were ruled out for it.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<Arc<Rejected>>,
 }
 
 /// What a plan leaves free on a host.
@@ -159,7 +164,7 @@ pub struct Plan {
     /// What is left on each host that takes placements.
     pub left: BTreeMap<HostId, Left>,
     /// The hosts that take none, with all reasons.
-    pub closed: Vec<Rejected>,
+    pub closed: Vec<Arc<Rejected>>,
 }
 
 impl Plan {
@@ -211,7 +216,10 @@ fn assign(
     let mode = match (order.strategy, &workload.live) {
         (Strategy::LiveOnly | Strategy::PreferLive, Live::Able) => Mode::Live,
         (Strategy::PreferLive, Live::Unable { .. })
-        | (Strategy::ColdOnly, Live::Able | Live::Unable { .. }) => Mode::Cold,
+        | (Strategy::ColdOnly, Live::Able | Live::Unable { .. })
+        | (Strategy::LiveOnly | Strategy::PreferLive | Strategy::ColdOnly, Live::Stopped) => {
+            Mode::Cold
+        }
         (Strategy::LiveOnly, Live::Unable { reason }) => {
             return Err(block(Code::LiveMigrationRequired { reason: reason.clone() }));
         }
@@ -228,8 +236,8 @@ fn assign(
         Crossing::Allowed => None,
     };
     let needs = Needs { cluster, pin, ..workload.needs.clone() };
-    let taken = rooms.take(workload, needs)?;
-    Ok(Assignment { vm: workload.vm, destination: taken.host, mode, rejected: taken.rejected })
+    let Taken { host, left, rejected } = rooms.take(workload, needs)?;
+    Ok(Assignment { vm: workload.vm, destination: host, mode, left, rejected })
 }
 
 /// Says whether the host reports the VM. A host whose list was not answered is believed to.
@@ -237,3 +245,6 @@ fn has(host: &Host, vm: VmId) -> bool {
     let reported = host.report.as_ref().and_then(|report| report.vms.as_ref());
     reported.is_none_or(|vms| vms.contains_key(&vm))
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,6 +38,10 @@ pub struct Needs {
     pub cpu_model: Option<String>,
     /// Bridges.
     pub bridges: BTreeSet<String>,
+    /// The version of the QEMU that would send; an older one does not receive. `None` if any.
+    pub qemu_version: Option<String>,
+    /// Folders or files that its hosts have to share.
+    pub shared_paths: BTreeSet<String>,
 }
 
 /// One VM that needs a host.
@@ -91,6 +95,8 @@ pub enum Refused {
     FleetAtCapacity,
     /// No host that could take it can be read: wait, and never say "at capacity".
     FleetUnreadable,
+    /// There is room, and as many migrations as allowed leave the source already: wait.
+    SourceBusy,
     /// Every host that could take it takes no placements now, by an operator's word: wait.
     NoneAvailable,
     /// No host could ever take it: do not wait.
@@ -106,6 +112,7 @@ impl Refused {
         match self {
             Self::FleetAtCapacity => "fleet_at_capacity",
             Self::FleetUnreadable => "fleet_unreadable",
+            Self::SourceBusy => "source_busy",
             Self::NoneAvailable => "none_available",
             Self::NotCapable => "not_capable",
             Self::DestinationRefused => "destination_refused",
@@ -116,7 +123,10 @@ impl Refused {
     #[must_use]
     pub const fn queues(self) -> bool {
         match self {
-            Self::FleetAtCapacity | Self::FleetUnreadable | Self::NoneAvailable => true,
+            Self::FleetAtCapacity
+            | Self::FleetUnreadable
+            | Self::SourceBusy
+            | Self::NoneAvailable => true,
             Self::NotCapable | Self::DestinationRefused => false,
         }
     }
@@ -161,13 +171,37 @@ impl NoPlacement {
 /// How good a host is, best first: the order of the fields is their weight.
 ///
 /// Spread, don't stack: most memory left after, then most CPU left, then most memory available
-/// right now, then the host's id, so that a tie has one answer.
+/// right now, then the host's id, so that a tie has one answer. Memory counts in whole MiB: a few
+/// pages more are no reason to prefer a host whose CPU is short.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Score {
-    pub(crate) remaining_memory: Reverse<Bytes>,
-    pub(crate) remaining_cpu: Reverse<MilliCpu>,
-    pub(crate) available_memory: Reverse<Bytes>,
-    pub(crate) host: HostId,
+pub(crate) struct Score<'a> {
+    remaining_memory_mib: Reverse<u64>,
+    remaining_cpu: Reverse<MilliCpu>,
+    available_memory: Reverse<Bytes>,
+    host: &'a HostId,
+}
+
+impl<'a> Score<'a> {
+    /// Scores a host by what a VM would leave of it.
+    pub(crate) fn of(host: &'a HostId, left: (Bytes, MilliCpu), available: Bytes) -> Self {
+        Self {
+            remaining_memory_mib: Reverse(left.0.value() >> 20),
+            remaining_cpu: Reverse(left.1),
+            available_memory: Reverse(available),
+            host,
+        }
+    }
+
+    /// Returns the host.
+    pub(crate) const fn host(&self) -> &'a HostId {
+        self.host
+    }
+}
+
+/// A host that can take a VM.
+struct Fit<'a> {
+    score: Score<'a>,
+    left: (Bytes, MilliCpu),
 }
 
 /// Returns the host that `request` should land on.
@@ -177,25 +211,30 @@ pub(crate) struct Score {
 /// Says what kind of refusal it is, and for every host all the reasons that ruled it out.
 pub fn place(fleet: &Fleet, request: &Request) -> Result<Placement, NoPlacement> {
     let mut rejected = Vec::new();
-    let mut best: Option<Score> = None;
+    let mut best: Option<Fit<'_>> = None;
     for host in fleet.hosts.values() {
         if request.destination.as_ref().is_some_and(|asked| *asked != host.id) {
             continue;
         }
         match consider(fleet, host, request) {
-            Ok(score) => {
-                if best.as_ref().is_none_or(|best| score < *best) {
-                    best = Some(score);
+            Ok(fit) => {
+                if best.as_ref().is_none_or(|best| fit.score < best.score) {
+                    best = Some(fit);
                 }
             }
             Err(reasons) => rejected.push(Rejected { host: host.id.clone(), reasons }),
         }
     }
     if let Some(best) = best {
+        if let Some(busy) = busy_source(fleet, request) {
+            rejected.retain(|rejected| rejected.host != busy.host);
+            rejected.push(busy);
+            return Err(NoPlacement { refused: Refused::SourceBusy, rejected });
+        }
         return Ok(Placement {
-            host: best.host,
-            remaining_memory: best.remaining_memory.0,
-            remaining_cpu: best.remaining_cpu.0,
+            host: best.score.host.clone(),
+            remaining_memory: best.left.0,
+            remaining_cpu: best.left.1,
             rejected,
         });
     }
@@ -208,6 +247,16 @@ pub fn place(fleet: &Fleet, request: &Request) -> Result<Placement, NoPlacement>
     Err(NoPlacement { refused: kind_of(&rejected), rejected })
 }
 
+/// Returns the source with its cap if no more may leave it now.
+fn busy_source(fleet: &Fleet, request: &Request) -> Option<Rejected> {
+    let source = fleet.hosts.get(request.source.as_ref()?)?;
+    let (running, max) = (source.outbound, fleet.policy.outbound_max);
+    (running >= max).then(|| Rejected {
+        host: source.id.clone(),
+        reasons: vec![Reason::OutboundCap { running, max }],
+    })
+}
+
 /// Returns every reason why `host` cannot take `request`; empty if it can.
 #[must_use]
 pub fn reasons_against(fleet: &Fleet, host: &Host, request: &Request) -> Vec<Reason> {
@@ -218,11 +267,15 @@ pub fn reasons_against(fleet: &Fleet, host: &Host, request: &Request) -> Vec<Rea
 #[must_use]
 pub fn closed_because(fleet: &Fleet, host: &Host) -> Vec<Reason> {
     let mut reasons = eligibility::operators_word(host);
-    reasons.extend(eligibility::readable(fleet, host));
+    reasons.extend(eligibility::unheard(fleet, host));
     reasons
 }
 
-fn consider(fleet: &Fleet, host: &Host, request: &Request) -> Result<Score, Vec<Reason>> {
+fn consider<'a>(
+    fleet: &Fleet,
+    host: &'a Host,
+    request: &Request,
+) -> Result<Fit<'a>, Vec<Reason>> {
     let mut reasons = closed_because(fleet, host);
     reasons.extend(incapable(host, request));
     if host.inbound >= fleet.policy.inbound_max {
@@ -235,12 +288,11 @@ fn consider(fleet: &Fleet, host: &Host, request: &Request) -> Result<Score, Vec<
             .flat_map(|figures| no_room((figures.free_memory, figures.free_cpu), request.demand)),
     );
     let Some(figures) = figures.filter(|_| reasons.is_empty()) else { return Err(reasons) };
-    Ok(Score {
-        remaining_memory: Reverse(figures.free_memory.less(request.demand.memory)),
-        remaining_cpu: Reverse(figures.free_cpu.less(request.demand.cpu)),
-        available_memory: Reverse(figures.available_memory),
-        host: host.id.clone(),
-    })
+    let left = (
+        figures.free_memory.less(request.demand.memory),
+        figures.free_cpu.less(request.demand.cpu),
+    );
+    Ok(Fit { score: Score::of(&host.id, left, figures.available_memory), left })
 }
 
 /// Returns what a demand is short of where so much is free. An exact fit fits.

@@ -1,6 +1,7 @@
 //! The fleet at one moment, in the words of the core.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use vmferry_planner_core::fleet::{
     Availability, Capabilities, Cordon, Demand, Fleet, Host, HostPolicy, Lifecycle, Policy, Report,
@@ -48,9 +49,10 @@ pub async fn snapshot(
                     lifecycle: Lifecycle::Active,
                 },
                 availability: availability(heard.as_ref(), &policy, now),
-                report: heard.as_ref().map(|heard| heard.read.as_ref().clone()),
+                report: heard.as_ref().map(|heard| Arc::clone(&heard.read)),
                 reservations: held(&row.id, &reservations),
-                inbound: count(&row.id, &open),
+                inbound: inbound(&row.id, &open),
+                outbound: outbound(&row.id, &open),
                 id: row.id.clone(),
             };
             (row.id, host)
@@ -59,9 +61,17 @@ pub async fn snapshot(
     Ok(Fleet { now, policy, hosts })
 }
 
-fn count(host: &HostId, open: &[crate::store::MigrationRow]) -> u32 {
+fn inbound(host: &HostId, open: &[crate::store::MigrationRow]) -> u32 {
     let inbound = open.iter().filter(|row| row.migration.destination() == Some(host)).count();
     u32::try_from(inbound).unwrap_or(u32::MAX)
+}
+
+/// Counts the migrations that leave a host: those that wait for room hold nothing and do not count.
+fn outbound(host: &HostId, open: &[crate::store::MigrationRow]) -> u32 {
+    let leaves = |row: &&crate::store::MigrationRow| {
+        row.migration.source == *host && row.migration.destination().is_some()
+    };
+    u32::try_from(open.iter().filter(leaves).count()).unwrap_or(u32::MAX)
 }
 
 /// Returns what is held on a host, by VM.
@@ -85,6 +95,8 @@ fn core_policy(policy: &config::Policy) -> Policy {
             u64::try_from(policy.report_max_age.as_millis()).unwrap_or(u64::MAX),
         ),
         inbound_max: policy.inbound_max,
+        // Not configurable yet.
+        outbound_max: u32::MAX,
     }
 }
 
@@ -109,7 +121,7 @@ pub(super) fn read(message: &HostReport, at: Timestamp) -> Report {
         available_memory: Bytes(capacity.available_memory_bytes),
         total_cpu: MilliCpu(capacity.cpu_total_milli),
         vms: uses(&message.vms),
-        capabilities: capabilities(message),
+        capabilities: Arc::new(capabilities(message)),
     }
 }
 
@@ -138,5 +150,7 @@ fn capabilities(message: &HostReport) -> Capabilities {
         machine_types: set(has.machine_types),
         cpu_models: set(has.cpu_models),
         bridges: set(has.bridges),
+        qemu_version: has.qemu_version,
+        shared_paths: None,
     }
 }

@@ -138,6 +138,14 @@ uuid_id! {
     MigrationId, "migration id"
 }
 uuid_id! {
+    /// Names one maintenance job: the emptying of one host for an operator's work on it.
+    JobId, "job id"
+}
+uuid_id! {
+    /// Names one drain, or one retirement, of a host.
+    DrainId, "drain id"
+}
+uuid_id! {
     /// Names one request of a caller: the same id answers the same migration.
     RequestId, "request id"
 }

@@ -14,7 +14,7 @@ pub mod state;
 pub mod units;
 
 pub use fence::{Fence, FenceRefusal};
-pub use id::{HostId, InvalidId, MigrationId, RequestId, VmId};
+pub use id::{DrainId, HostId, InvalidId, JobId, MigrationId, RequestId, VmId};
 pub use ownership::{Claim, Generation, Seq, Step};
 pub use state::{Method, MigrationType, PhaseLabel, PowerState, Role, UserState};
 pub use units::{Bytes, BytesPerSec, MilliCpu, Millis, Percent, Timestamp};

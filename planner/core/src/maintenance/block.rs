@@ -1,6 +1,7 @@
 //! Why one VM cannot leave its host.
 
 use std::fmt;
+use std::sync::Arc;
 
 use vmferry_types::{HostId, VmId};
 
@@ -75,5 +76,5 @@ pub struct Blocked {
     /// Why.
     pub code: Code,
     /// Every host with all the reasons that ruled it out; empty where no host was looked at.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<Arc<Rejected>>,
 }

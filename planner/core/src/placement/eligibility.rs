@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::capacity::figures;
+use crate::capacity::{Unreadable, readable};
 use crate::fleet::{Availability, Fleet, Host, Lifecycle};
 use crate::placement::{Reason, Request};
 
@@ -20,20 +20,21 @@ pub(super) fn operators_word(host: &Host) -> Vec<Reason> {
 }
 
 /// Returns why what the host says cannot be counted on.
-pub(super) fn readable(fleet: &Fleet, host: &Host) -> Vec<Reason> {
+pub(super) fn unheard(fleet: &Fleet, host: &Host) -> Vec<Reason> {
     let mut reasons = Vec::new();
     match host.availability {
         Availability::Connected => {}
         Availability::Learning => reasons.push(Reason::Learning),
         Availability::Disconnected => reasons.push(Reason::NotConnected),
     }
-    if let Some(report) = &host.report {
+    if let Some(report) = host.report.as_deref() {
         let age = fleet.now.since(report.at);
         if age > fleet.policy.report_max_age {
             reasons.push(Reason::StaleReport { age, max: fleet.policy.report_max_age });
         }
     }
-    if let Err(why) = figures(host, &fleet.policy) {
+    let figures = host.report.as_deref().ok_or(Unreadable::NeverReported).and_then(readable);
+    if let Err(why) = figures {
         reasons.push(Reason::Unreadable(why));
     }
     reasons
@@ -78,8 +79,16 @@ pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
     if let Some(wanted) = missing(needs.cpu_model.as_ref(), &has.cpu_models) {
         reasons.push(Reason::CpuModel { wanted });
     }
+    if let Some(source) = needs.qemu_version.as_ref().filter(|v| older(&has.qemu_version, v)) {
+        let is = has.qemu_version.clone();
+        reasons.push(Reason::QemuOlder { source: source.clone(), is });
+    }
     for wanted in needs.bridges.difference(&has.bridges) {
         reasons.push(Reason::Bridge { wanted: wanted.clone() });
+    }
+    if let Some(shared) = &has.shared_paths {
+        let missing = needs.shared_paths.iter().filter(|path| !is_shared(path, shared));
+        reasons.extend(missing.map(|path| Reason::Path { wanted: path.clone() }));
     }
     reasons
 }
@@ -87,4 +96,21 @@ pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
 /// Returns what is wanted and not there.
 fn missing(wanted: Option<&String>, there: &BTreeSet<String>) -> Option<String> {
     wanted.filter(|wanted| !there.contains(*wanted)).cloned()
+}
+
+/// Says whether a host's QEMU is older than the one that would send to it. One that says no version
+/// is not called older.
+fn older(is: &str, source: &str) -> bool {
+    let parts = |text: &str| -> Vec<u64> {
+        text.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+    };
+    !is.is_empty() && parts(is) < parts(source)
+}
+
+/// Says whether a path is one of the folders that are shared, or lies in one.
+fn is_shared(path: &str, shared: &BTreeSet<String>) -> bool {
+    shared.iter().any(|folder| {
+        let below = path.strip_prefix(folder.trim_end_matches('/'));
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    })
 }

@@ -72,6 +72,18 @@ pub enum Reason {
         /// What the VM needs.
         wanted: String,
     },
+    /// Its QEMU is older than the one that would send to it.
+    QemuOlder {
+        /// The version that would send.
+        source: String,
+        /// The version that is there.
+        is: String,
+    },
+    /// It does not share a path with other hosts.
+    Path {
+        /// What the VM needs.
+        wanted: String,
+    },
     /// It is retired.
     Retired,
     /// It is in maintenance.
@@ -95,6 +107,13 @@ pub enum Reason {
     Unreadable(Unreadable),
     /// As many migrations as allowed are on their way to it.
     InboundCap {
+        /// How many are.
+        running: u32,
+        /// How many may be.
+        max: u32,
+    },
+    /// As many migrations as allowed are on their way from it.
+    OutboundCap {
         /// How many are.
         running: u32,
         /// How many may be.
@@ -131,6 +150,8 @@ impl Reason {
             Self::MachineType { .. } => "machine_type_missing",
             Self::CpuModel { .. } => "cpu_model_missing",
             Self::Bridge { .. } => "missing_bridge",
+            Self::QemuOlder { .. } => "qemu_older",
+            Self::Path { .. } => "missing_path",
             Self::Retired => "retired",
             Self::InMaintenance => "in_maintenance",
             Self::Draining => "draining",
@@ -140,6 +161,7 @@ impl Reason {
             Self::StaleReport { .. } => "stale_report",
             Self::Unreadable(_) => "unreadable",
             Self::InboundCap { .. } => "inbound_cap",
+            Self::OutboundCap { .. } => "outbound_cap",
             Self::Memory { .. } => "memory",
             Self::Cpu { .. } => "cpu",
         }
@@ -159,13 +181,18 @@ impl Reason {
             | Self::MachineType { .. }
             | Self::CpuModel { .. }
             | Self::Bridge { .. }
+            | Self::QemuOlder { .. }
+            | Self::Path { .. }
             | Self::Retired => Weight::Never,
             Self::InMaintenance | Self::Draining | Self::Cordoned(_) => Weight::Closed,
             Self::NotConnected
             | Self::Learning
             | Self::StaleReport { .. }
             | Self::Unreadable(_) => Weight::Unreadable,
-            Self::InboundCap { .. } | Self::Memory { .. } | Self::Cpu { .. } => Weight::Room,
+            Self::InboundCap { .. }
+            | Self::OutboundCap { .. }
+            | Self::Memory { .. }
+            | Self::Cpu { .. } => Weight::Room,
         }
     }
 
@@ -197,6 +224,10 @@ impl fmt::Display for Reason {
             Self::MachineType { wanted } => write!(f, "its QEMU lacks the machine type {wanted}"),
             Self::CpuModel { wanted } => write!(f, "its QEMU lacks the CPU model {wanted}"),
             Self::Bridge { wanted } => write!(f, "it lacks the bridge {wanted}"),
+            Self::QemuOlder { source, is } => {
+                write!(f, "its QEMU is {is}, the one that would send to it is {source}")
+            }
+            Self::Path { wanted } => write!(f, "it does not share {wanted} with other hosts"),
             Self::Retired => f.write_str("it is retired"),
             Self::InMaintenance => f.write_str("it is in maintenance"),
             Self::Draining => f.write_str("it is being drained"),
@@ -211,6 +242,9 @@ impl fmt::Display for Reason {
             Self::Unreadable(why) => why.fmt(f),
             Self::InboundCap { running, max } => {
                 write!(f, "{running} of {max} migrations are on their way to it")
+            }
+            Self::OutboundCap { running, max } => {
+                write!(f, "{running} of {max} migrations are on their way from it")
             }
             Self::Memory { needed, free } => {
                 write!(f, "{needed} of memory needed, {free} free")

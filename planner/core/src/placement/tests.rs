@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use vmferry_types::{Millis, Percent, Role, Timestamp};
 
@@ -17,6 +19,7 @@ fn policy() -> Policy {
         cpu_overcommit_percent: 100,
         report_max_age: Millis(30_000),
         inbound_max: 2,
+        outbound_max: 2,
     }
 }
 
@@ -35,22 +38,23 @@ fn host(name: &str, available: u64) -> Host {
             lifecycle: Lifecycle::Active,
         },
         availability: Availability::Connected,
-        report: Some(Report {
+        report: Some(Arc::new(Report {
             at: Timestamp(100_000),
             unreadable: None,
             total_memory: Bytes(10 * GIB),
             available_memory: Bytes(available * GIB),
             total_cpu: MilliCpu(8_000),
             vms: Some(BTreeMap::new()),
-            capabilities: Capabilities::default(),
-        }),
+            capabilities: Arc::new(Capabilities::default()),
+        })),
         reservations: BTreeMap::new(),
         inbound: 0,
+        outbound: 0,
     }
 }
 
 fn report(host: &mut Host) -> &mut Report {
-    host.report.as_mut().unwrap()
+    Arc::make_mut(host.report.as_mut().unwrap())
 }
 
 fn fleet(hosts: impl IntoIterator<Item = Host>) -> Fleet {
@@ -184,6 +188,11 @@ fn a_report_of_just_the_greatest_age_still_counts() {
 #[test]
 fn every_reason_is_told_at_once() {
     let mut full = host("a", 1);
+    report(&mut full).capabilities = Arc::new(Capabilities {
+        qemu_version: "9.2.1".into(),
+        shared_paths: Some(BTreeSet::from(["/share".into()])),
+        ..Capabilities::default()
+    });
     full.availability = Availability::Disconnected;
     full.policy.lifecycle = Lifecycle::Draining;
     let mut asking = request(8);
@@ -198,6 +207,8 @@ fn every_reason_is_told_at_once() {
         machine_type: Some("pc-q35-10.0".into()),
         cpu_model: Some("host".into()),
         bridges: BTreeSet::from(["br0".into(), "br1".into()]),
+        qemu_version: Some("10.0.2".into()),
+        shared_paths: BTreeSet::from(["/shared/a.raw".into()]),
     };
     let refusal = place(&fleet([full]), &asking).unwrap_err();
     let expected = [
@@ -211,8 +222,10 @@ fn every_reason_is_told_at_once() {
         "accelerator_missing",
         "machine_type_missing",
         "cpu_model_missing",
+        "qemu_older",
         "missing_bridge",
         "missing_bridge",
+        "missing_path",
         "memory",
         "cpu",
     ];
@@ -265,6 +278,57 @@ fn a_host_that_was_asked_for_is_taken_or_refused_with_all_reasons() {
     assert!(!refusal.refused.queues());
     assert_eq!(codes(&refusal), ["draining", "memory"]);
     assert_eq!(codes(&place(&fleet, &asking("z")).unwrap_err()), ["unknown_host"]);
+}
+
+#[test]
+fn a_source_that_sends_as_many_as_it_may_waits_although_there_is_room() {
+    let mut sending = host("a", 1);
+    sending.outbound = 2;
+    let mut fleet = fleet([sending, host("b", 9)]);
+    let asking = Request { source: Some(id("a")), ..request(1) };
+    let refusal = place(&fleet, &asking).unwrap_err();
+    assert_eq!(refusal.refused, Refused::SourceBusy);
+    assert!(refusal.refused.queues());
+    assert_eq!(refusal.note(), "source_busy: a: 2 of 2 migrations are on their way from it");
+    fleet.policy.outbound_max = 3;
+    assert_eq!(place(&fleet, &asking).unwrap().host, id("b"));
+    let elsewhere = Request { destination: Some(id("z")), ..asking };
+    fleet.policy.outbound_max = 2;
+    let refusal = place(&fleet, &elsewhere).unwrap_err();
+    assert_eq!(refusal.refused, Refused::DestinationRefused);
+}
+
+#[test]
+fn a_few_pages_more_are_no_reason_to_prefer_a_host_whose_cpu_is_short() {
+    let mut tight = host("a", 5);
+    report(&mut tight).available_memory = Bytes(5 * GIB + 4096);
+    report(&mut tight).total_cpu = MilliCpu(2_000);
+    assert_eq!(place(&fleet([tight, host("b", 5)]), &request(1)).unwrap().host, id("b"));
+}
+
+#[test]
+fn what_a_vm_needs_of_qemu_and_the_host_is_asked_of_what_the_agent_reports() {
+    let carries = |needs: Needs, has: Capabilities| {
+        let mut host = host("a", 9);
+        report(&mut host).capabilities = Arc::new(has);
+        let refusal = place(&fleet([host]), &Request { needs, ..request(1) });
+        refusal.map_or_else(|refusal| codes(&refusal), |_| vec![])
+    };
+    let set = |text: &str| BTreeSet::from([text.to_owned()]);
+    let of = |version: &str| Capabilities { qemu_version: version.into(), ..Default::default() };
+    let from = |version: &str| Needs { qemu_version: Some(version.into()), ..Needs::default() };
+    assert_eq!(carries(from("10.0.2"), of("9.2.4")), ["qemu_older"]);
+    assert!(carries(from("9.2.4"), of("10.0.2")).is_empty());
+    assert!(carries(from("10.0.2"), of("10.0.2")).is_empty());
+    assert!(carries(from("10.0.2"), of("")).is_empty(), "unsaid is not older");
+    let on = |path: &str| Needs { shared_paths: set(path), ..Needs::default() };
+    let shares = |path: &str| Capabilities { shared_paths: Some(set(path)), ..Default::default() };
+    assert!(carries(on("/images/a.raw"), shares("/images/")).is_empty());
+    assert_eq!(carries(on("/images2/a.raw"), shares("/images")), ["missing_path"]);
+    assert!(carries(on("/images/a.raw"), of("")).is_empty(), "unsaid is not missing");
+    let model = Needs { cpu_model: Some("EPYC".into()), ..Needs::default() };
+    assert_eq!(carries(model.clone(), of("")), ["cpu_model_missing"]);
+    assert!(carries(model, Capabilities { cpu_models: set("EPYC"), ..of("") }).is_empty());
 }
 
 #[test]
@@ -392,7 +456,9 @@ proptest! {
         }
         match (place(&fleet, &asking), place(&roomier, &asking)) {
             (Ok(before), Ok(after)) => {
-                prop_assert!(after.remaining_memory >= before.remaining_memory);
+                // Hosts are ranked by whole MiB.
+                let mib = |placed: &Placement| placed.remaining_memory.value() >> 20;
+                prop_assert!(mib(&after) >= mib(&before));
             }
             (Ok(before), Err(after)) => prop_assert!(false, "{before:?} became {after:?}"),
             (Err(_), Ok(_) | Err(_)) => {}

@@ -7,6 +7,7 @@ mod input;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use vmferry_planner_core::fleet::{
     Availability, Capabilities, Cordon, Demand, Fleet, Host, HostPolicy, Lifecycle, Policy, Report,
@@ -100,16 +101,17 @@ fn host(input: &HostInput, names: &Names) -> Host {
             lifecycle,
         },
         availability,
-        report: Some(Report {
+        report: Some(Arc::new(Report {
             at: Timestamp(NOW.value() - input.report_age_s * 1_000),
             unreadable: (!input.readable).then(|| "the journal is new".to_owned()),
             total_memory: mib(input.total_memory_mib),
             available_memory: mib(input.available_memory_mib),
             total_cpu: MilliCpu(input.total_cpu_milli),
             vms: Some(vms.collect()),
-            capabilities: Capabilities::default(),
-        }),
+            capabilities: Arc::new(Capabilities::default()),
+        })),
         inbound: u32::try_from(input.inbound_reservations.len()).expect("a few"),
+        outbound: 0,
         reservations: reservations.collect(),
     }
 }
@@ -162,6 +164,7 @@ fn planned(input: &Input, names: &Names) -> Plan {
         cpu_overcommit_percent: 100,
         report_max_age: Millis(input.max_report_age_s * 1_000),
         inbound_max: 2,
+        outbound_max: 2,
     };
     let workloads: Vec<Workload> =
         input.workloads.iter().map(|input| workload(input, names)).collect();
@@ -301,6 +304,7 @@ fn a_request_that_meets_a_full_fleet_waits_from_its_first_refusal_and_not_for_ev
         cpu_overcommit_percent: 100,
         report_max_age: Millis(case.policy.max_report_age_s * 1_000),
         inbound_max: 2,
+        outbound_max: 2,
     };
     let fleet = fleet(&case.hosts, &names, policy);
     let demand =
