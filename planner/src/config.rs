@@ -3,6 +3,8 @@
 //! After [`Config::load`] there are no invalid values. Unknown fields are refused, so that a
 //! misspelt limit is never silently the default.
 
+mod store_url;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
@@ -62,12 +64,7 @@ pub struct Config {
     pub fault_points: Option<PathBuf>,
 }
 
-/// Names the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreUrl {
-    /// One SQLite file, used by this planner alone.
-    Sqlite(PathBuf),
-}
+pub use store_url::{PostgresUrl, StoreUrl};
 
 /// How the fleet is used.
 #[derive(Clone, Copy, Debug)]
@@ -258,9 +255,9 @@ impl Config {
         raw: RawConfig,
         isolated: impl Fn() -> std::io::Result<bool>,
     ) -> Result<Self, ConfigError> {
-        check_security(raw.security.as_ref(), &raw.listen, isolated)?;
+        let plain_text = check_security(raw.security.as_ref(), &raw.listen, isolated)?;
         let store = match raw.store.url {
-            Some(url) => StoreUrl::parse(&url)?,
+            Some(url) => StoreUrl::parse(&url, plain_text)?,
             None => StoreUrl::Sqlite(raw.state_dir.join("planner.db")),
         };
         #[cfg(feature = "fault-points")]
@@ -277,20 +274,6 @@ impl Config {
             state_dir: raw.state_dir,
             fault_points,
         })
-    }
-}
-
-impl StoreUrl {
-    fn parse(url: &str) -> Result<Self, ConfigError> {
-        match url.strip_prefix("sqlite:") {
-            Some(path) if !path.is_empty() => {
-                Ok(Self::Sqlite(PathBuf::from(path.strip_prefix("//").unwrap_or(path))))
-            }
-            Some(_) | None => Err(invalid(
-                "store.url",
-                format!("`{url}` is not a store; write \"sqlite:/path/planner.db\""),
-            )),
-        }
     }
 }
 
@@ -368,12 +351,12 @@ fn invalid(field: &str, problem: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { field: field.to_owned(), problem: problem.into() }
 }
 
-/// Refuses to listen unencrypted where others could listen in.
+/// Refuses to listen unencrypted where others could listen in; returns where none can.
 fn check_security(
     security: Option<&RawSecurity>,
     listen: &RawListen,
     isolated: impl Fn() -> std::io::Result<bool>,
-) -> Result<(), ConfigError> {
+) -> Result<PlainText, ConfigError> {
     let Some(security) = security else {
         return Err(invalid(
             "security",
@@ -392,10 +375,10 @@ fn check_security(
                     ));
                 }
             }
-            Ok(())
+            Ok(PlainText::Loopback)
         }
         PlainText::Namespace => match isolated() {
-            Ok(true) => Ok(()),
+            Ok(true) => Ok(PlainText::Namespace),
             Ok(false) => Err(invalid(
                 "security.plain_text",
                 "\"namespace\" is meant for a network namespace of its own, and this process is in that of PID 1: start it with `ip netns exec NAME`",

@@ -10,12 +10,12 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use vmferry_planner::agents::rpc::{Directory, GrpcAgents};
-use vmferry_planner::config::{Config, StoreUrl};
+use vmferry_planner::config::Config;
 use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::shutdown::Shutdown;
-use vmferry_planner::store::sqlite::SqliteStore;
+use vmferry_planner::store::sql::SqlStore;
 use vmferry_planner::store::{Sharing, Store};
 use vmferry_planner::{server, telemetry};
 
@@ -33,8 +33,7 @@ async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let config = Config::load(&flags.config)?;
     telemetry::install().map_err(|error| anyhow::anyhow!("set up logging: {error}"))?;
-    let StoreUrl::Sqlite(path) = &config.store;
-    let store = SqliteStore::open(path).await?;
+    let store = SqlStore::open(&config.store).await?;
     if store.sharing() == Sharing::Alone {
         // Whoever held leases in it is gone.
         store.clear_leases().await?;

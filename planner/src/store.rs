@@ -8,9 +8,10 @@
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod rows;
-pub mod sqlite;
+pub mod sql;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use vmferry_planner_core::migration::Refusal;
@@ -27,10 +28,10 @@ pub use rows::{
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store could not be opened.
-    #[error("open the store {path}")]
+    #[error("open the store {store}")]
     Open {
-        /// The file.
-        path: PathBuf,
+        /// The file or database.
+        store: String,
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -44,21 +45,21 @@ pub enum StoreError {
     },
     /// A newer planner wrote it.
     #[error(
-        "the store {path} was written by a newer planner (schema {version}, this one knows {known}); run that version or a later one"
+        "the store {store} was written by a newer planner (schema {version}, this one knows {known}); run that version or a later one"
     )]
     Newer {
-        /// The file.
-        path: PathBuf,
+        /// The file or database.
+        store: String,
         /// The schema found.
         version: i64,
         /// The newest schema known here.
         known: i64,
     },
     /// Its schema could not be brought up to date.
-    #[error("bring the schema of {path} up to date")]
+    #[error("bring the schema of {store} up to date")]
     Schema {
-        /// The file.
-        path: PathBuf,
+        /// The file or database.
+        store: String,
         /// Why not.
         source: sqlx::migrate::MigrateError,
     },
@@ -69,6 +70,20 @@ pub enum StoreError {
         operation: &'static str,
         /// Why it failed.
         source: sqlx::Error,
+    },
+    /// The database did not answer. What was asked may be done or not.
+    #[error("store: {operation}: the database said nothing for {waited:?}")]
+    Silent {
+        /// What was being done.
+        operation: &'static str,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// A VM's row was there and then was not: no planner deletes one.
+    #[error("store: the row of VM {vm} has vanished")]
+    Vanished {
+        /// The VM.
+        vm: VmId,
     },
     /// A column holds what this planner never writes.
     #[error("store: column `{column}` holds `{value}`")]

@@ -11,13 +11,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use vmferry_planner::agents::rpc::Directory;
 use vmferry_planner::config::Config;
+use vmferry_planner::config::StoreUrl;
 use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::server;
 use vmferry_planner::shutdown::Shutdown;
 use vmferry_planner::store::Store;
-use vmferry_planner::store::sqlite::SqliteStore;
+use vmferry_planner::store::sql::SqlStore;
 use vmferry_proto::v1;
 
 use crate::world::World;
@@ -50,7 +51,7 @@ async fn planner(dir: &Path, world: &World) -> (Arc<Planner>, SocketAddr) {
     let path = dir.join("planner.toml");
     std::fs::write(&path, text).unwrap();
     let config = Config::load(&path).unwrap();
-    let store = SqliteStore::open(&dir.join("planner.db")).await.unwrap();
+    let store = SqlStore::open(&StoreUrl::Sqlite(dir.join("planner.db"))).await.unwrap();
     store.clear_leases().await.unwrap();
     let store: Arc<dyn Store> = Arc::new(store);
     let directory = Arc::new(Directory::default());

@@ -1,22 +1,22 @@
 //! Rows of migrations, their log, and what follows from them for VMs and reservations.
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Sqlite, Transaction};
+use sqlx::any::AnyRow;
+
 use vmferry_planner_core::migration::{Entry, Flight, Migration, Phase};
 use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PhaseLabel, Seq, Timestamp};
 
 use super::fleet::{reserve, vm_locked, write_vm};
 use super::rows::{self, int, optional_uint, sql, uint};
-use super::{SqliteStore, commit};
+use super::{SqlStore, Tx, commit, held};
 use crate::store::rows::{Notes, OnlyOpen};
 use crate::store::{Commit, Filter, LogRow, MigrationRow, Reservation, StoreError, TakeOver};
 
 macro_rules! select_migration {
-    ($tail:literal) => {
+    ($($tail:literal),+) => {
         concat!(
             "SELECT request_id, vm_name, claim, seq, lease_owner, lease_until_ms, created_us, \
              updated_us, ended_us, record FROM migrations ",
-            $tail
+            $($tail),+
         )
     };
 }
@@ -43,7 +43,7 @@ fn record_text(migration: &Migration, notes: &Notes) -> Result<String, StoreErro
     serde_json::to_string(&RecordRef { migration, notes }).map_err(record)
 }
 
-fn migration_row(row: &SqliteRow) -> Result<MigrationRow, StoreError> {
+fn migration_row(row: &AnyRow) -> Result<MigrationRow, StoreError> {
     let text: String = rows::get(row, "record")?;
     let Record { migration, notes } = serde_json::from_str(&text).map_err(record)?;
     Ok(MigrationRow {
@@ -61,13 +61,14 @@ fn migration_row(row: &SqliteRow) -> Result<MigrationRow, StoreError> {
     })
 }
 
+/// Reads a migration, and holds its row until the transaction ends.
 pub(super) async fn migration_locked(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     id: MigrationId,
 ) -> Result<Option<MigrationRow>, StoreError> {
-    sqlx::query(select_migration!("WHERE id = $1"))
+    sqlx::query(held!(tx, select_migration!("WHERE id = $1")))
         .bind(id.to_string())
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(tx.connection())
         .await
         .map_err(sql("read a migration"))?
         .as_ref()
@@ -75,13 +76,13 @@ pub(super) async fn migration_locked(
         .transpose()
 }
 
-pub(super) async fn of_request_locked(
-    transaction: &mut Transaction<'static, Sqlite>,
+pub(super) async fn of_request(
+    tx: &mut Tx,
     request: &str,
 ) -> Result<Option<MigrationRow>, StoreError> {
     sqlx::query(select_migration!("WHERE request_id = $1"))
         .bind(request)
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(tx.connection())
         .await
         .map_err(sql("read a migration by its request"))?
         .as_ref()
@@ -89,10 +90,7 @@ pub(super) async fn of_request_locked(
         .transpose()
 }
 
-pub(super) async fn insert_row(
-    transaction: &mut Transaction<'static, Sqlite>,
-    row: &MigrationRow,
-) -> Result<(), StoreError> {
+pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), StoreError> {
     let migration = &row.migration;
     sqlx::query(
         "INSERT INTO migrations (id, request_id, vm_id, vm_name, source, destination, phase,
@@ -113,13 +111,14 @@ pub(super) async fn insert_row(
     .bind(int(row.created_us))
     .bind(int(row.updated_us))
     .bind(record_text(migration, &row.notes)?)
-    .execute(&mut **transaction)
+    .execute(tx.connection())
     .await
     .map_err(sql("write a migration"))?;
     Ok(())
 }
 
 /// One write of a row.
+#[derive(Clone, Copy)]
 pub(super) struct Write<'a> {
     pub(super) before: &'a MigrationRow,
     pub(super) entries: &'a [Entry],
@@ -129,7 +128,7 @@ pub(super) struct Write<'a> {
 
 /// Writes the row after the last entry if it is still the one that they were decided on.
 pub(super) async fn update_row(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     write: &Write<'_>,
 ) -> Result<Option<MigrationRow>, StoreError> {
     let before = write.before;
@@ -162,17 +161,13 @@ pub(super) async fn update_row(
     .bind(int(row.updated_us))
     .bind(row.ended_us.map(int))
     .bind(record_text(&row.migration, &row.notes)?)
-    .execute(&mut **transaction)
+    .execute(tx.connection())
     .await
     .map_err(sql("write a migration"))?;
     Ok((result.rows_affected() == 1).then_some(row))
 }
 
-async fn log_one(
-    transaction: &mut Transaction<'static, Sqlite>,
-    id: MigrationId,
-    entry: &LogRow,
-) -> Result<(), StoreError> {
+async fn log_one(tx: &mut Tx, id: MigrationId, entry: &LogRow) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO migration_log (migration_id, seq, at_us, event, phase, note, body)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
@@ -184,7 +179,7 @@ async fn log_one(
     .bind(entry.phase.label())
     .bind(&entry.note)
     .bind(&entry.body)
-    .execute(&mut **transaction)
+    .execute(tx.connection())
     .await
     .map_err(sql("write a log entry"))?;
     Ok(())
@@ -192,7 +187,7 @@ async fn log_one(
 
 /// Writes the first entry: the machine as it was opened, which replay begins from.
 pub(super) async fn opened(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     migration: &Migration,
     now_us: u64,
 ) -> Result<(), StoreError> {
@@ -204,12 +199,12 @@ pub(super) async fn opened(
         note: String::new(),
         body: serde_json::to_string(migration).map_err(record)?,
     };
-    log_one(transaction, migration.id, &entry).await
+    log_one(tx, migration.id, &entry).await
 }
 
 /// Writes an entry for each change after `seq`.
 pub(super) async fn log_entries(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     id: MigrationId,
     mut seq: Seq,
     entries: &[Entry],
@@ -225,14 +220,14 @@ pub(super) async fn log_entries(
             note: crate::view::note(entry),
             body: serde_json::to_string(&entry.event).map_err(record)?,
         };
-        log_one(transaction, id, &row).await?;
+        log_one(tx, id, &row).await?;
     }
     Ok(())
 }
 
 /// Makes true beside the row what its phase says: who owns the VM, what is reserved.
 pub(super) async fn keep_books(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     before: &Migration,
     row: &MigrationRow,
     now: Timestamp,
@@ -241,7 +236,7 @@ pub(super) async fn keep_books(
     if before.books() == books {
         return Ok(());
     }
-    let Some(mut vm) = vm_locked(transaction, row.migration.vm).await? else {
+    let Some(mut vm) = vm_locked(tx, row.migration.vm).await? else {
         return Err(StoreError::Orphan { migration: row.migration.id });
     };
     if vm.admission != Some(row.migration.id) {
@@ -258,7 +253,7 @@ pub(super) async fn keep_books(
     if books.flight == Flight::Released {
         vm.admission = None;
     }
-    write_vm(transaction, &vm, now).await?;
+    write_vm(tx, &vm, now).await?;
     let id = row.migration.id.to_string();
     let held = before.books().reserved;
     for host in held.difference(&books.reserved) {
@@ -269,7 +264,7 @@ pub(super) async fn keep_books(
         .bind(&id)
         .bind(host.as_str())
         .bind(int(now.value()))
-        .execute(&mut **transaction)
+        .execute(tx.connection())
         .await
         .map_err(sql("close a reservation"))?;
     }
@@ -281,12 +276,12 @@ pub(super) async fn keep_books(
             memory: Bytes(row.notes.memory_bytes),
             cpu: MilliCpu(row.notes.cpu_milli),
         };
-        reserve(transaction, &reservation, now).await?;
+        reserve(tx, &reservation, now).await?;
     }
     Ok(())
 }
 
-impl SqliteStore {
+impl SqlStore {
     pub(super) async fn read_migration(
         &self,
         id: MigrationId,
@@ -371,8 +366,8 @@ impl SqliteStore {
         lease_until: Timestamp,
         now: Timestamp,
     ) -> Result<TakeOver, StoreError> {
-        let mut transaction = self.begin().await?;
-        let Some(mut row) = migration_locked(&mut transaction, id).await? else {
+        let mut tx = self.begin().await?;
+        let Some(mut row) = migration_locked(&mut tx, id).await? else {
             return Ok(TakeOver::Ended);
         };
         if row.ended_us.is_some() {
@@ -382,11 +377,11 @@ impl SqliteStore {
         if another && row.lease_until > now {
             return Ok(TakeOver::Busy);
         }
-        let Some(mut vm) = vm_locked(&mut transaction, row.migration.vm).await? else {
+        let Some(mut vm) = vm_locked(&mut tx, row.migration.vm).await? else {
             return Err(StoreError::Orphan { migration: id });
         };
         vm.claim = vm.claim.max(row.claim).next();
-        write_vm(&mut transaction, &vm, now).await?;
+        write_vm(&mut tx, &vm, now).await?;
         row.claim = vm.claim;
         row.lease_owner = Some(owner.to_owned());
         row.lease_until = lease_until;
@@ -398,10 +393,10 @@ impl SqliteStore {
         .bind(int(row.claim.value()))
         .bind(owner)
         .bind(int(lease_until.value()))
-        .execute(&mut *transaction)
+        .execute(tx.connection())
         .await
         .map_err(sql("claim a migration"))?;
-        commit("claim a migration", transaction).await?;
+        commit("claim a migration", tx).await?;
         Ok(TakeOver::Taken(Box::new(row)))
     }
 
@@ -437,18 +432,17 @@ impl SqliteStore {
 
     pub(super) async fn write_changes(
         &self,
-        write: &Write<'_>,
+        write: Write<'_>,
     ) -> Result<Commit<Box<MigrationRow>>, StoreError> {
         let before = write.before;
-        let mut transaction = self.begin().await?;
-        let Some(row) = update_row(&mut transaction, write).await? else {
+        let mut tx = self.begin().await?;
+        let Some(row) = update_row(&mut tx, &write).await? else {
             return Ok(Commit::Raced);
         };
         let id = row.migration.id;
-        log_entries(&mut transaction, id, before.seq, write.entries, write.now_us).await?;
-        keep_books(&mut transaction, &before.migration, &row, Timestamp(write.now_us / 1000))
-            .await?;
-        commit("write a migration", transaction).await?;
+        log_entries(&mut tx, id, before.seq, write.entries, write.now_us).await?;
+        keep_books(&mut tx, &before.migration, &row, Timestamp(write.now_us / 1000)).await?;
+        commit("write a migration", tx).await?;
         Ok(Commit::Done(Box::new(row)))
     }
 }

@@ -1,30 +1,29 @@
 //! Starts and stops.
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Sqlite, Transaction};
+use sqlx::any::AnyRow;
+
 use vmferry_types::{Claim, Generation, MigrationId, PowerState, Seq, Timestamp};
 
-use super::fleet::{
-    close_reservations, cordoned_locked, reservations_locked, reserve, vm_locked, write_vm,
-};
+use super::fleet::{close_reservations, reservations_locked, reserve, vm_locked, write_vm};
+use super::hosts::cordoned_locked;
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
-use super::{SqliteStore, commit};
+use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
     Reservation, StoreError, TakePower, VmRow,
 };
 
 macro_rules! select_power {
-    ($tail:literal) => {
+    ($($tail:literal),+) => {
         concat!(
             "SELECT id, request_id, vm_id, host, kind, state, generation, claim, seq, lease_owner, \
              lease_until_ms, created_us, ended_us, record FROM power_actions ",
-            $tail
+            $($tail),+
         )
     };
 }
 
-fn power_row(row: &SqliteRow) -> Result<PowerAction, StoreError> {
+fn power_row(row: &AnyRow) -> Result<PowerAction, StoreError> {
     let kind: String = rows::get(row, "kind")?;
     let state: String = rows::get(row, "state")?;
     let record: String = rows::get(row, "record")?;
@@ -47,13 +46,11 @@ fn power_row(row: &SqliteRow) -> Result<PowerAction, StoreError> {
     })
 }
 
-async fn power_locked(
-    transaction: &mut Transaction<'static, Sqlite>,
-    id: MigrationId,
-) -> Result<Option<PowerAction>, StoreError> {
-    sqlx::query(select_power!("WHERE id = $1"))
+/// Reads a start or stop, and holds its row until the transaction ends.
+async fn power_locked(tx: &mut Tx, id: MigrationId) -> Result<Option<PowerAction>, StoreError> {
+    sqlx::query(held!(tx, select_power!("WHERE id = $1")))
         .bind(id.to_string())
-        .fetch_optional(&mut **transaction)
+        .fetch_optional(tx.connection())
         .await
         .map_err(sql("read a power action"))?
         .as_ref()
@@ -92,30 +89,34 @@ fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> 
     }
 }
 
-impl SqliteStore {
+impl SqlStore {
     pub(super) async fn insert_power(
         &self,
         new: &NewPower,
         now_us: u64,
     ) -> Result<AdmitPower, StoreError> {
         let now = Timestamp(now_us / 1000);
-        let mut transaction = self.begin().await?;
+        let mut tx = self.begin().await?;
+        if new.kind == PowerKind::Start {
+            tx.hold_host(&new.host).await?;
+        }
+        let vm = vm_locked(&mut tx, new.vm).await?;
         if let Some(request) = &new.request {
             let known = sqlx::query(select_power!("WHERE request_id = $1"))
                 .bind(request)
-                .fetch_optional(&mut *transaction)
+                .fetch_optional(tx.connection())
                 .await
                 .map_err(sql("read a power action"))?;
             if let Some(row) = known {
                 return Ok(AdmitPower::Known(power_row(&row)?));
             }
         }
-        let Some(mut vm) = vm_locked(&mut transaction, new.vm).await? else {
+        let Some(mut vm) = vm else {
             return Ok(AdmitPower::Refused(Refused::UnknownVm));
         };
-        let cordoned = cordoned_locked(&mut transaction, &new.host, now).await?;
+        let cordoned = cordoned_locked(&mut tx, &new.host, now).await?;
         let gate = if cordoned { Gate::Cordoned } else { Gate::Open };
-        let reserved = reservations_locked(&mut transaction, &new.host).await?;
+        let reserved = reservations_locked(&mut tx, &new.host).await?;
         if let Some(refused) = refusal(new, &vm, gate, &reserved) {
             return Ok(AdmitPower::Refused(refused));
         }
@@ -140,7 +141,7 @@ impl SqliteStore {
         vm.admission = Some(new.id);
         vm.error = String::new();
         vm.power = new.kind.under_way();
-        write_vm(&mut transaction, &vm, now).await?;
+        write_vm(&mut tx, &vm, now).await?;
         let reservation = Reservation {
             admission: new.id,
             host: new.host.clone(),
@@ -148,7 +149,7 @@ impl SqliteStore {
             memory: new.memory,
             cpu: new.cpu,
         };
-        reserve(&mut transaction, &reservation, now).await?;
+        reserve(&mut tx, &reservation, now).await?;
         let action = PowerAction {
             id: new.id,
             request: new.request.clone(),
@@ -165,8 +166,8 @@ impl SqliteStore {
             ended_us: None,
             record,
         };
-        insert(&mut transaction, &action).await?;
-        commit("admit a power action", transaction).await?;
+        insert(&mut tx, &action).await?;
+        commit("admit a power action", tx).await?;
         Ok(AdmitPower::Admitted(action))
     }
 
@@ -202,8 +203,8 @@ impl SqliteStore {
         lease_until: Timestamp,
         now: Timestamp,
     ) -> Result<TakePower, StoreError> {
-        let mut transaction = self.begin().await?;
-        let Some(mut action) = power_locked(&mut transaction, id).await? else {
+        let mut tx = self.begin().await?;
+        let Some(mut action) = power_locked(&mut tx, id).await? else {
             return Ok(TakePower::Ended);
         };
         if action.phase != PowerPhase::Open {
@@ -213,7 +214,7 @@ impl SqliteStore {
         if another && action.lease_until > now {
             return Ok(TakePower::Busy);
         }
-        let Some(mut vm) = vm_locked(&mut transaction, action.vm).await? else {
+        let Some(mut vm) = vm_locked(&mut tx, action.vm).await? else {
             return Err(StoreError::Orphan { migration: id });
         };
         vm.claim = vm.claim.max(action.claim).next();
@@ -221,7 +222,7 @@ impl SqliteStore {
         action.seq = action.seq.next();
         action.lease_owner = Some(owner.to_owned());
         action.lease_until = lease_until;
-        write_vm(&mut transaction, &vm, now).await?;
+        write_vm(&mut tx, &vm, now).await?;
         sqlx::query(
             "UPDATE power_actions SET claim = $2, seq = $3, lease_owner = $4, lease_until_ms = $5
              WHERE id = $1",
@@ -231,10 +232,10 @@ impl SqliteStore {
         .bind(int(action.seq.value()))
         .bind(owner)
         .bind(int(lease_until.value()))
-        .execute(&mut *transaction)
+        .execute(tx.connection())
         .await
         .map_err(sql("claim a power action"))?;
-        commit("claim a power action", transaction).await?;
+        commit("claim a power action", tx).await?;
         Ok(TakePower::Taken(Box::new(action)))
     }
 
@@ -266,7 +267,7 @@ impl SqliteStore {
         now_us: u64,
     ) -> Result<Commit<()>, StoreError> {
         let now = Timestamp(now_us / 1000);
-        let mut transaction = self.begin().await?;
+        let mut tx = self.begin().await?;
         let mut record = action.record.clone();
         record.error.clone_from(&end.error);
         record.gone.clone_from(&end.gone);
@@ -282,13 +283,13 @@ impl SqliteStore {
         .bind(end.phase.label())
         .bind(int(now_us))
         .bind(text)
-        .execute(&mut *transaction)
+        .execute(tx.connection())
         .await
         .map_err(sql("end a power action"))?;
         if result.rows_affected() != 1 {
             return Ok(Commit::Raced);
         }
-        let Some(mut vm) = vm_locked(&mut transaction, action.vm).await? else {
+        let Some(mut vm) = vm_locked(&mut tx, action.vm).await? else {
             return Ok(Commit::Raced);
         };
         vm.admission = None;
@@ -297,17 +298,14 @@ impl SqliteStore {
         if !end.resolved_machine.is_empty() {
             vm.resolved_machine.clone_from(&end.resolved_machine);
         }
-        write_vm(&mut transaction, &vm, now).await?;
-        close_reservations(&mut transaction, &action.id.to_string(), now).await?;
-        commit("end a power action", transaction).await?;
+        write_vm(&mut tx, &vm, now).await?;
+        close_reservations(&mut tx, &action.id.to_string(), now).await?;
+        commit("end a power action", tx).await?;
         Ok(Commit::Done(()))
     }
 }
 
-async fn insert(
-    transaction: &mut Transaction<'static, Sqlite>,
-    action: &PowerAction,
-) -> Result<(), StoreError> {
+async fn insert(tx: &mut Tx, action: &PowerAction) -> Result<(), StoreError> {
     let record = serde_json::to_string(&action.record)
         .map_err(|source| StoreError::Record { what: "power action", source })?;
     sqlx::query(
@@ -326,7 +324,7 @@ async fn insert(
     .bind(int(action.seq.value()))
     .bind(int(action.created_us))
     .bind(record)
-    .execute(&mut **transaction)
+    .execute(tx.connection())
     .await
     .map_err(sql("admit a power action"))?;
     Ok(())

@@ -1,29 +1,25 @@
 //! Columns to values, and the complaint about columns that hold none.
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{ColumnIndex, Decode, Row as _, Sqlite, Type};
+use sqlx::any::AnyRow;
+use sqlx::{Any, Decode, Row as _, Type};
 use vmferry_types::{HostId, MigrationId, VmId};
 
 use crate::store::StoreError;
 
-pub(super) fn get<'r, T>(row: &'r SqliteRow, column: &'static str) -> Result<T, StoreError>
+pub(super) fn get<'r, T>(row: &'r AnyRow, column: &'static str) -> Result<T, StoreError>
 where
-    T: Decode<'r, Sqlite> + Type<Sqlite>,
-    &'static str: ColumnIndex<SqliteRow>,
+    T: Decode<'r, Any> + Type<Any>,
 {
     row.try_get(column).map_err(|source| StoreError::Sql { operation: column, source })
 }
 
 /// Reads a count. The store writes no negative ones.
-pub(super) fn uint(row: &SqliteRow, column: &'static str) -> Result<u64, StoreError> {
+pub(super) fn uint(row: &AnyRow, column: &'static str) -> Result<u64, StoreError> {
     let value: i64 = get(row, column)?;
     u64::try_from(value).map_err(|_| corrupt(column, &value.to_string()))
 }
 
-pub(super) fn optional_uint(
-    row: &SqliteRow,
-    column: &'static str,
-) -> Result<Option<u64>, StoreError> {
+pub(super) fn optional_uint(row: &AnyRow, column: &'static str) -> Result<Option<u64>, StoreError> {
     get::<Option<i64>>(row, column)?
         .map(|value| u64::try_from(value).map_err(|_| corrupt(column, &value.to_string())))
         .transpose()

@@ -1,16 +1,16 @@
 //! What is decided together, under the write lock, before a migration holds anything.
 
-use sqlx::{Row as _, Sqlite, Transaction};
+use sqlx::Row as _;
 use vmferry_planner_core::migration::{Entry, Event, Migration};
 use vmferry_types::{Claim, PowerState, Seq, Timestamp};
 
-use super::fleet::{cordoned_locked, reservations_locked, vm_locked, write_vm};
+use super::fleet::{reservations_locked, vm_locked, write_vm};
+use super::hosts::cordoned_locked;
 use super::migration::{
-    Write, insert_row, keep_books, log_entries, migration_locked, of_request_locked, opened,
-    update_row,
+    Write, insert_row, keep_books, log_entries, migration_locked, of_request, opened, update_row,
 };
 use super::rows::sql;
-use super::{SqliteStore, commit};
+use super::{SqlStore, Tx, commit};
 use crate::definition::Outline;
 use crate::store::rows::{Grant, Granted};
 use crate::store::{Admission, MigrationRow, NewMigration, Notes, Refused, StoreError, VmRow};
@@ -31,7 +31,7 @@ fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
 
 /// Says whether the destination still takes the VM.
 async fn grant_refusal(
-    transaction: &mut Transaction<'static, Sqlite>,
+    tx: &mut Tx,
     grant: &Grant,
     vm: &VmRow,
     now: Timestamp,
@@ -41,13 +41,13 @@ async fn grant_refusal(
     if let Some(pin) = pin.filter(|pin| pin != host) {
         return Ok(Some(Refused::Pinned { pin }));
     }
-    if cordoned_locked(transaction, host, now).await? {
+    if cordoned_locked(tx, host, now).await? {
         return Ok(Some(Refused::Cordoned { host: host.clone() }));
     }
     let inbound: i64 =
         sqlx::query("SELECT COUNT(*) FROM migrations WHERE destination = $1 AND ended_us IS NULL")
             .bind(host.as_str())
-            .fetch_one(&mut **transaction)
+            .fetch_one(tx.connection())
             .await
             .and_then(|row| row.try_get(0))
             .map_err(sql("count inbound migrations"))?;
@@ -55,24 +55,29 @@ async fn grant_refusal(
         let inbound = u32::try_from(inbound).unwrap_or(u32::MAX);
         return Ok(Some(Refused::InboundCap { host: host.clone(), inbound }));
     }
-    let reserved = reservations_locked(transaction, host).await?;
+    let reserved = reservations_locked(tx, host).await?;
     Ok(grant.room.check(&reserved).err().map(|note| Refused::NoRoom { note }))
 }
 
-impl SqliteStore {
+impl SqlStore {
     pub(super) async fn insert_migration(
         &self,
         new: &NewMigration,
         now_us: u64,
     ) -> Result<Admission, StoreError> {
         let now = Timestamp(now_us / 1000);
-        let mut transaction = self.begin().await?;
+        let mut tx = self.begin().await?;
+        if let Ok(grant) = &new.grant {
+            tx.hold_host(&grant.destination).await?;
+        }
+        // Held before anything is read: the same request may be on its way by another planner.
+        let vm = vm_locked(&mut tx, new.migration.vm).await?;
         if let Some(request) = &new.request
-            && let Some(row) = of_request_locked(&mut transaction, request).await?
+            && let Some(row) = of_request(&mut tx, request).await?
         {
             return Ok(Admission::Known(Box::new(row)));
         }
-        let Some(mut vm) = vm_locked(&mut transaction, new.migration.vm).await? else {
+        let Some(mut vm) = vm else {
             return Ok(Admission::Refused(Refused::UnknownVm));
         };
         if let Some(refused) = vm_refusal(&new.migration, &vm) {
@@ -80,7 +85,7 @@ impl SqliteStore {
         }
         let event = match &new.grant {
             Ok(grant) => {
-                if let Some(refused) = grant_refusal(&mut transaction, grant, &vm, now).await? {
+                if let Some(refused) = grant_refusal(&mut tx, grant, &vm, now).await? {
                     return Ok(Admission::Refused(refused));
                 }
                 Event::Granted { destination: grant.destination.clone() }
@@ -90,13 +95,13 @@ impl SqliteStore {
         let entries = applied(&new.migration, event)?;
         vm.claim = vm.claim.next();
         vm.admission = Some(new.migration.id);
-        write_vm(&mut transaction, &vm, now).await?;
+        write_vm(&mut tx, &vm, now).await?;
         let row = admitted_row(new, &entries, vm.claim, now_us);
-        insert_row(&mut transaction, &row).await?;
-        opened(&mut transaction, &new.migration, now_us).await?;
-        log_entries(&mut transaction, new.migration.id, Seq::FIRST, &entries, now_us).await?;
-        keep_books(&mut transaction, &new.migration, &row, now).await?;
-        commit("admit a migration", transaction).await?;
+        insert_row(&mut tx, &row).await?;
+        opened(&mut tx, &new.migration, now_us).await?;
+        log_entries(&mut tx, new.migration.id, Seq::FIRST, &entries, now_us).await?;
+        keep_books(&mut tx, &new.migration, &row, now).await?;
+        commit("admit a migration", tx).await?;
         Ok(Admission::Admitted(Box::new(row)))
     }
 
@@ -108,28 +113,29 @@ impl SqliteStore {
         now_us: u64,
     ) -> Result<Granted, StoreError> {
         let now = Timestamp(now_us / 1000);
-        let mut transaction = self.begin().await?;
-        let Some(known) = migration_locked(&mut transaction, before.migration.id).await? else {
+        let mut tx = self.begin().await?;
+        tx.hold_host(&grant.destination).await?;
+        let Some(known) = migration_locked(&mut tx, before.migration.id).await? else {
             return Ok(Granted::Raced);
         };
         if known.claim != before.claim || known.seq != before.seq {
             return Ok(Granted::Raced);
         }
-        let Some(vm) = vm_locked(&mut transaction, known.migration.vm).await? else {
+        let Some(vm) = vm_locked(&mut tx, known.migration.vm).await? else {
             return Ok(Granted::Refused(Refused::UnknownVm));
         };
-        if let Some(refused) = grant_refusal(&mut transaction, grant, &vm, now).await? {
+        if let Some(refused) = grant_refusal(&mut tx, grant, &vm, now).await? {
             return Ok(Granted::Refused(refused));
         }
         let event = Event::Granted { destination: grant.destination.clone() };
         let entries = applied(&known.migration, event)?;
         let write = Write { before: &known, entries: &entries, notes: &known.notes, now_us };
-        let Some(row) = update_row(&mut transaction, &write).await? else {
+        let Some(row) = update_row(&mut tx, &write).await? else {
             return Ok(Granted::Raced);
         };
-        log_entries(&mut transaction, known.migration.id, known.seq, &entries, now_us).await?;
-        keep_books(&mut transaction, &known.migration, &row, now).await?;
-        commit("admit a queued migration", transaction).await?;
+        log_entries(&mut tx, known.migration.id, known.seq, &entries, now_us).await?;
+        keep_books(&mut tx, &known.migration, &row, now).await?;
+        commit("admit a queued migration", tx).await?;
         Ok(Granted::Done(Box::new(row)))
     }
 }

@@ -1,13 +1,14 @@
 use tempfile::TempDir;
 use vmferry_types::PhaseLabel;
 
-use super::SqliteStore;
+use super::SqlStore;
+use crate::config::StoreUrl;
 use crate::store::StoreError;
 use crate::store::contract::contract;
 
-async fn fresh() -> (SqliteStore, TempDir) {
+async fn fresh() -> (SqlStore, TempDir) {
     let dir = TempDir::new().unwrap();
-    let store = SqliteStore::open(&dir.path().join("planner.db")).await.unwrap();
+    let store = SqlStore::open(&StoreUrl::Sqlite(dir.path().join("planner.db"))).await.unwrap();
     (store, dir)
 }
 
@@ -39,7 +40,7 @@ contract! { fresh:
 #[tokio::test]
 async fn two_planners_do_not_share_a_file() {
     let (_store, dir) = fresh().await;
-    let second = SqliteStore::open(&dir.path().join("planner.db")).await;
+    let second = SqlStore::open(&StoreUrl::Sqlite(dir.path().join("planner.db"))).await;
     assert!(matches!(second, Err(StoreError::InUse { .. })), "{second:?}");
 }
 
@@ -48,7 +49,7 @@ async fn a_file_opens_again_as_it_was_left() {
     let (store, dir) = fresh().await;
     crate::store::contract::the_log_replays_to_the_row(&store).await;
     drop(store);
-    let again = SqliteStore::open(&dir.path().join("planner.db")).await.unwrap();
+    let again = SqlStore::open(&StoreUrl::Sqlite(dir.path().join("planner.db"))).await.unwrap();
     assert_eq!(again.read_vms().await.unwrap().len(), 1);
 }
 
@@ -63,13 +64,13 @@ async fn a_newer_planners_file_is_refused() {
     .await
     .unwrap();
     drop(store);
-    let older = SqliteStore::open(&dir.path().join("planner.db")).await;
+    let older = SqlStore::open(&StoreUrl::Sqlite(dir.path().join("planner.db"))).await;
     assert!(matches!(older, Err(StoreError::Newer { version: 9999, .. })), "{older:?}");
 }
 
 #[tokio::test]
 async fn the_schema_names_the_phases_of_the_machine() {
-    let schema = super::SCHEMA.iter().map(|(_, _, sql)| *sql).collect::<String>();
+    let schema = super::open::SCHEMA.iter().map(|(_, _, sql)| *sql).collect::<String>();
     let phases: Vec<String> =
         PhaseLabel::ALL.iter().map(|phase| format!("'{}'", phase.label())).collect();
     let flat = schema.split_whitespace().collect::<Vec<_>>().join(" ");
