@@ -8,8 +8,8 @@ pub mod rpc;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use vmferry_proto::v1::{
-    CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, ObserveRequest,
-    SourceDescription, VmObservation,
+    CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, HostReport,
+    ObserveRequest, SourceDescription, VmObservation,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -97,4 +97,7 @@ pub trait Agents: std::fmt::Debug + Send + Sync + 'static {
         host: &'a HostId,
         source: SourceDescription,
     ) -> BoxFuture<'a, Answer<CheckReply>>;
+
+    /// Asks for the report of now, which the host else sends by itself.
+    fn report<'a>(&'a self, host: &'a HostId) -> BoxFuture<'a, Answer<HostReport>>;
 }

@@ -126,7 +126,7 @@ impl Cluster {
 
 impl State {
     /// Returns what a host says of itself, if it has an agent to say so.
-    fn report(&mut self, host: &HostId) -> Option<v1::HostReport> {
+    pub(crate) fn report(&mut self, host: &HostId) -> Option<v1::HostReport> {
         let vms: Vec<VmId> = self.host(host)?.journal.records.keys().copied().collect();
         let reports: Vec<v1::VmReport> =
             vms.into_iter().filter_map(|vm| self.vm_report(host, vm)).collect();

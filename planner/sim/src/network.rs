@@ -13,8 +13,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use vmferry_planner::agents::{AgentError, Agents, Answer};
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
-    CheckReply, ClaimRequest, ContinueDestination, ExecuteReply, ExecuteRequest, ObserveRequest,
-    SourceDescription, VmObservation,
+    CheckReply, ClaimRequest, ContinueDestination, ExecuteReply, ExecuteRequest, HostReport,
+    ObserveRequest, SourceDescription, VmObservation,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -416,6 +416,20 @@ impl Agents for SimAgents {
                 Tell::Observation(_) | Tell::Reply(_) | Tell::Description(_) => {
                     CheckReply::default()
                 }
+            })
+        })
+    }
+
+    fn report<'a>(&'a self, host: &'a HostId) -> BoxFuture<'a, Answer<HostReport>> {
+        Box::pin(async move {
+            let (from, there) = (self.place(), Place::Host(host.clone()));
+            let report = self.life.world.with(|state| {
+                if state.connected(&from, &there) { state.report(host) } else { None }
+            });
+            report.ok_or_else(|| AgentError::Unreachable {
+                host: host.clone(),
+                operation: "get_report",
+                reason: "no answer in time".to_owned(),
             })
         })
     }

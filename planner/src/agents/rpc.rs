@@ -13,7 +13,8 @@ use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
     CheckDestinationRequest, CheckReply, ClaimRequest, DescribeSourceRequest, ErrorDetail,
-    ExecuteReply, ExecuteRequest, ObserveRequest, SourceDescription, VmObservation,
+    ExecuteReply, ExecuteRequest, GetReportRequest, HostReport, ObserveRequest, SourceDescription,
+    VmObservation,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -166,11 +167,15 @@ fn of_host(
     if observation.host_id == host.as_str() {
         return Ok(observation);
     }
-    Err(AgentError::Unreachable {
+    Err(anothers(host, operation, &observation.host_id))
+}
+
+fn anothers(host: &HostId, operation: &'static str, by: &str) -> AgentError {
+    AgentError::Unreachable {
         host: host.clone(),
         operation,
-        reason: format!("the agent of host `{}` answered at its address", observation.host_id),
-    })
+        reason: format!("the agent of host `{by}` answered at its address"),
+    }
 }
 
 fn operation(action: Option<&Action>) -> &'static str {
@@ -289,6 +294,18 @@ impl Agents for GrpcAgents {
             let request = CheckDestinationRequest { source: Some(source) };
             answer(host, "check_destination", LOOK_DEADLINE, client.check_destination(request))
                 .await
+        })
+    }
+
+    fn report<'a>(&'a self, host: &'a HostId) -> BoxFuture<'a, Answer<HostReport>> {
+        Box::pin(async move {
+            let mut client = self.client(host, "get_report")?;
+            let call = client.get_report(GetReportRequest {});
+            let report = answer(host, "get_report", LOOK_DEADLINE, call).await?;
+            if report.host_id == host.as_str() {
+                return Ok(report);
+            }
+            Err(anothers(host, "get_report", &report.host_id))
         })
     }
 }

@@ -670,6 +670,13 @@ impl Agents for World {
             Ok(CheckReply { blockers })
         })
     }
+
+    fn report<'a>(&'a self, host: &'a HostId) -> BoxFuture<'a, Answer<HostReport>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            Ok(self.with(|state| state.report(host.as_str())))
+        })
+    }
 }
 
 impl World {
