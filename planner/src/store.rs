@@ -5,8 +5,8 @@
 //! one. What must be decided together (room, single flight, cordons, caps) is decided in one
 //! transaction under the write lock.
 
-#[cfg(test)]
-pub(crate) mod contract;
+#[cfg(any(test, feature = "store-contract"))]
+pub mod contract;
 pub mod rows;
 pub mod sql;
 

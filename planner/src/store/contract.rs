@@ -1,7 +1,11 @@
 //! What every store must do, written once, for every store there is.
+//!
+//! Each function is one promise. [`store_contract!`](crate::store_contract) makes a test of each.
+
+#![expect(clippy::unwrap_used, clippy::panic, missing_docs, reason = "these are tests")]
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Event, Gates, Listener, Migration, Opening, Refusal, Terms,
+    AutoConverge, Downgrade, Event, Gates, Listener, Migration, Opening, Refusal, Terms,
 };
 use vmferry_types::{
     Bytes, BytesPerSec, Claim, Generation, HostId, Method, MigrationId, MilliCpu, Millis,
@@ -15,17 +19,43 @@ use super::{
     VmRow,
 };
 
-/// Runs each function of this module as a test on the store that `$open` makes.
-macro_rules! contract {
+/// Makes a test of each promise, for the store that `$open` returns with what keeps it.
+#[macro_export]
+macro_rules! store_contract {
+    ($open:path) => {
+        $crate::store_contract! { $open:
+            admission_reserves_both_ends_and_takes_the_next_claim,
+            admission_refuses_what_does_not_fit,
+            admission_refuses_a_vm_that_does_not_run,
+            one_admission_at_a_time,
+            admission_refuses_a_vm_that_moved_on,
+            admission_refuses_a_cordoned_host_until_the_cordon_ends,
+            a_destination_receives_no_more_than_its_cap,
+            admission_keeps_to_the_pin_of_the_definition,
+            the_same_request_is_answered_with_the_same_migration,
+            a_write_lands_only_on_the_row_that_it_was_decided_on,
+            a_row_reads_back_as_it_was_written,
+            the_log_replays_to_the_row,
+            a_driver_that_takes_over_fences_the_one_before,
+            a_claim_is_above_every_claim_that_an_agent_has_seen,
+            an_end_closes_reservations_once_and_frees_the_vm,
+            a_cancel_and_a_step_forward_do_not_both_land,
+            a_queued_migration_holds_nothing_until_it_is_granted,
+            a_start_elsewhere_takes_the_next_generation,
+            a_start_or_stop_ends_once_and_under_its_own_claim,
+            a_vm_is_lost_only_under_its_owner_and_with_nothing_under_way,
+            a_vm_follows_only_what_is_newer,
+            names_are_unique_where_a_person_gives_them,
+        }
+    };
     ($open:path: $($name:ident),+ $(,)?) => {
         $(#[tokio::test]
         async fn $name() {
             let (store, _keep) = $open().await;
-            $crate::store::contract::$name(&store).await;
+            $crate::store::contract::$name(store.as_ref()).await;
         })+
     };
 }
-pub(crate) use contract;
 
 const NOW_US: u64 = 1_000_000_000;
 const NOW: Timestamp = Timestamp(NOW_US / 1000);
@@ -82,6 +112,7 @@ fn opened(of: u128, vm: &VmRow) -> Migration {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
+            downgrade: Downgrade::Never,
         },
         generation: vm.generation,
         deadline: Timestamp(u64::MAX),
@@ -137,7 +168,7 @@ fn armed() -> Event {
     Event::ReceiverArmed { listener: Listener { address: "10.0.0.2".to_owned(), port: 49_152 } }
 }
 
-pub(crate) async fn admission_reserves_both_ends_and_takes_the_next_claim(store: &dyn Store) {
+pub async fn admission_reserves_both_ends_and_takes_the_next_claim(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     assert_eq!(row.migration.label(), PhaseLabel::Admitted);
@@ -153,7 +184,7 @@ pub(crate) async fn admission_reserves_both_ends_and_takes_the_next_claim(store:
     assert_eq!(store.migration(id(10)).await.unwrap().unwrap(), row);
 }
 
-pub(crate) async fn admission_refuses_what_does_not_fit(store: &dyn Store) {
+pub async fn admission_refuses_what_does_not_fit(store: &dyn Store) {
     let (first, second) = (known_vm(store, 1).await, known_vm(store, 2).await);
     let fits = request(10, &first, Ok(grant("b", room(1))));
     assert!(matches!(store.admit(&fits, NOW_US).await.unwrap(), Admission::Admitted(_)));
@@ -163,7 +194,7 @@ pub(crate) async fn admission_refuses_what_does_not_fit(store: &dyn Store) {
     assert_eq!(store.migration(id(11)).await.unwrap(), None);
 }
 
-pub(crate) async fn admission_refuses_a_vm_that_does_not_run(store: &dyn Store) {
+pub async fn admission_refuses_a_vm_that_does_not_run(store: &dyn Store) {
     let row = VmRow { power: PowerState::Stopped, ..vm(1, "vm1") };
     store.adopt_vm(&row, NOW).await.unwrap();
     let new = request(10, &row, Ok(grant("b", room(9))));
@@ -172,7 +203,7 @@ pub(crate) async fn admission_refuses_a_vm_that_does_not_run(store: &dyn Store) 
     assert_eq!(refusal(store, &unknown).await, Refused::UnknownVm);
 }
 
-pub(crate) async fn one_admission_at_a_time(store: &dyn Store) {
+pub async fn one_admission_at_a_time(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     admitted(store, 10, &vm).await;
     let second = request(11, &vm, Ok(grant("c", room(9))));
@@ -181,7 +212,7 @@ pub(crate) async fn one_admission_at_a_time(store: &dyn Store) {
     assert_eq!(stop, AdmitPower::Refused(Refused::InFlight { admission: id(10) }));
 }
 
-pub(crate) async fn admission_refuses_a_vm_that_moved_on(store: &dyn Store) {
+pub async fn admission_refuses_a_vm_that_moved_on(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let mut old = request(10, &vm, Ok(grant("b", room(9))));
     old.migration.generation = Generation::FIRST.next();
@@ -191,7 +222,7 @@ pub(crate) async fn admission_refuses_a_vm_that_moved_on(store: &dyn Store) {
     assert!(matches!(refusal(store, &elsewhere).await, Refused::Moved { .. }));
 }
 
-pub(crate) async fn admission_refuses_a_cordoned_host_until_the_cordon_ends(store: &dyn Store) {
+pub async fn admission_refuses_a_cordoned_host_until_the_cordon_ends(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let cordon = Cordon {
         host: host("b"),
@@ -211,7 +242,7 @@ pub(crate) async fn admission_refuses_a_cordoned_host_until_the_cordon_ends(stor
     assert!(matches!(store.admit(&new, NOW_US).await.unwrap(), Admission::Admitted(_)));
 }
 
-pub(crate) async fn a_destination_receives_no_more_than_its_cap(store: &dyn Store) {
+pub async fn a_destination_receives_no_more_than_its_cap(store: &dyn Store) {
     let vms = [known_vm(store, 1).await, known_vm(store, 2).await, known_vm(store, 3).await];
     admitted(store, 10, &vms[0]).await;
     let second = admitted(store, 11, &vms[1]).await;
@@ -241,7 +272,7 @@ fn gone() -> Event {
     Event::ReceiverGone { proof, ran: Ran::Never }
 }
 
-pub(crate) async fn admission_keeps_to_the_pin_of_the_definition(store: &dyn Store) {
+pub async fn admission_keeps_to_the_pin_of_the_definition(store: &dyn Store) {
     let definition =
         format!("name = \"vm1\"\nuuid = \"{}\"\nmemory = \"1GiB\"\npin = \"a\"\n", vm_id(1));
     let row = VmRow { definition, ..vm(1, "vm1") };
@@ -250,7 +281,7 @@ pub(crate) async fn admission_keeps_to_the_pin_of_the_definition(store: &dyn Sto
     assert_eq!(refusal(store, &new).await, Refused::Pinned { pin: host("a") });
 }
 
-pub(crate) async fn the_same_request_is_answered_with_the_same_migration(store: &dyn Store) {
+pub async fn the_same_request_is_answered_with_the_same_migration(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let mut again = request(11, &vm, Ok(grant("b", room(9))));
@@ -260,7 +291,7 @@ pub(crate) async fn the_same_request_is_answered_with_the_same_migration(store: 
     assert_eq!(store.migration_of_request("request-99").await.unwrap(), None);
 }
 
-pub(crate) async fn a_write_lands_only_on_the_row_that_it_was_decided_on(store: &dyn Store) {
+pub async fn a_write_lands_only_on_the_row_that_it_was_decided_on(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let entries = row.migration.advance(armed()).unwrap();
@@ -278,7 +309,7 @@ pub(crate) async fn a_write_lands_only_on_the_row_that_it_was_decided_on(store: 
     assert_eq!(again, Commit::Raced);
 }
 
-pub(crate) async fn a_row_reads_back_as_it_was_written(store: &dyn Store) {
+pub async fn a_row_reads_back_as_it_was_written(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let entries = row.migration.advance(armed()).unwrap();
@@ -293,7 +324,7 @@ pub(crate) async fn a_row_reads_back_as_it_was_written(store: &dyn Store) {
     assert_eq!(read.notes.pause_us, 7);
 }
 
-pub(crate) async fn the_log_replays_to_the_row(store: &dyn Store) {
+pub async fn the_log_replays_to_the_row(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let mut row = admitted(store, 10, &vm).await;
     row = commit(store, &row, armed()).await;
@@ -315,7 +346,7 @@ fn replayed(log: &[LogRow]) -> Migration {
     migration
 }
 
-pub(crate) async fn a_driver_that_takes_over_fences_the_one_before(store: &dyn Store) {
+pub async fn a_driver_that_takes_over_fences_the_one_before(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let until = Timestamp(NOW.value() + 10_000);
@@ -343,7 +374,7 @@ pub(crate) async fn a_driver_that_takes_over_fences_the_one_before(store: &dyn S
     assert!(matches!(anew, TakeOver::Taken(_)));
 }
 
-pub(crate) async fn a_claim_is_above_every_claim_that_an_agent_has_seen(store: &dyn Store) {
+pub async fn a_claim_is_above_every_claim_that_an_agent_has_seen(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     store.raise_claim(vm.id, Claim::from_stored(40), NOW).await.unwrap();
@@ -355,7 +386,7 @@ pub(crate) async fn a_claim_is_above_every_claim_that_an_agent_has_seen(store: &
     assert_eq!(taken.claim, Claim::from_stored(41));
 }
 
-pub(crate) async fn an_end_closes_reservations_once_and_frees_the_vm(store: &dyn Store) {
+pub async fn an_end_closes_reservations_once_and_frees_the_vm(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let mut row = commit(store, &row, Event::Refused { blockers: Vec::new() }).await;
@@ -373,7 +404,7 @@ pub(crate) async fn an_end_closes_reservations_once_and_frees_the_vm(store: &dyn
     admitted(store, 11, &vm).await;
 }
 
-pub(crate) async fn a_cancel_and_a_step_forward_do_not_both_land(store: &dyn Store) {
+pub async fn a_cancel_and_a_step_forward_do_not_both_land(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
     let row = commit(store, &row, armed()).await;
@@ -385,7 +416,7 @@ pub(crate) async fn a_cancel_and_a_step_forward_do_not_both_land(store: &dyn Sto
     assert_eq!(store.migration(id(10)).await.unwrap().unwrap(), cancelled);
 }
 
-pub(crate) async fn a_queued_migration_holds_nothing_until_it_is_granted(store: &dyn Store) {
+pub async fn a_queued_migration_holds_nothing_until_it_is_granted(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let new = request(10, &vm, Err("full".to_owned()));
     let Admission::Admitted(row) = store.admit(&new, NOW_US).await.unwrap() else {
@@ -431,7 +462,7 @@ fn ends(phase: PowerPhase, power: PowerState) -> Ends {
     Ends { phase, power, error: String::new(), gone: None, resolved_machine: String::new() }
 }
 
-pub(crate) async fn a_start_elsewhere_takes_the_next_generation(store: &dyn Store) {
+pub async fn a_start_elsewhere_takes_the_next_generation(store: &dyn Store) {
     let row = known_vm(store, 1).await;
     let stop = power_admitted(store, &power(20, &row, PowerKind::Stop)).await;
     assert_eq!(stop.generation, Generation::FIRST);
@@ -446,7 +477,7 @@ pub(crate) async fn a_start_elsewhere_takes_the_next_generation(store: &dyn Stor
     assert_eq!(store.reservations().await.unwrap().len(), 1);
 }
 
-pub(crate) async fn a_start_or_stop_ends_once_and_under_its_own_claim(store: &dyn Store) {
+pub async fn a_start_or_stop_ends_once_and_under_its_own_claim(store: &dyn Store) {
     let row = known_vm(store, 1).await;
     let stop = power_admitted(store, &power(20, &row, PowerKind::Stop)).await;
     let TakePower::Taken(claimed) = store.take_over_power(stop.id, "one", NOW, NOW).await.unwrap()
@@ -469,9 +500,7 @@ pub(crate) async fn a_start_or_stop_ends_once_and_under_its_own_claim(store: &dy
     assert_eq!(refused, AdmitPower::Refused(stopped));
 }
 
-pub(crate) async fn a_vm_is_lost_only_under_its_owner_and_with_nothing_under_way(
-    store: &dyn Store,
-) {
+pub async fn a_vm_is_lost_only_under_its_owner_and_with_nothing_under_way(store: &dyn Store) {
     let row = known_vm(store, 1).await;
     let lost = Lost {
         vm: row.id,
@@ -493,7 +522,7 @@ pub(crate) async fn a_vm_is_lost_only_under_its_owner_and_with_nothing_under_way
     assert_eq!((after.power, after.error.as_str()), (PowerState::Lost, "signal 9"));
 }
 
-pub(crate) async fn a_vm_follows_only_what_is_newer(store: &dyn Store) {
+pub async fn a_vm_follows_only_what_is_newer(store: &dyn Store) {
     let row = known_vm(store, 1).await;
     let followed = Followed {
         vm: row.id,
@@ -508,7 +537,7 @@ pub(crate) async fn a_vm_follows_only_what_is_newer(store: &dyn Store) {
     assert!(!store.follow_vm(&old, NOW).await.unwrap());
 }
 
-pub(crate) async fn names_are_unique_where_a_person_gives_them(store: &dyn Store) {
+pub async fn names_are_unique_where_a_person_gives_them(store: &dyn Store) {
     let known = known_vm(store, 1).await;
     let same_name = vm(2, "vm1");
     assert_eq!(store.define_vm(&same_name, NOW).await.unwrap(), Defined::Taken(known.clone()));

@@ -138,7 +138,7 @@ pub(super) async fn update_row(
         row.migration = entry.after.clone();
         row.seq = row.seq.next();
     }
-    if row.migration.label() != before.migration.label() {
+    if row.migration.entered_anew(&before.migration) {
         row.notes.entered_us = write.now_us;
     }
     let books = row.migration.books();
