@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use vmferry_planner_core::migration::Downgrade;
 use vmferry_types::{HostId, Percent};
+
+use crate::fence::{Fence, RawFence};
 
 /// Says why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +63,8 @@ pub struct Config {
     pub migration: MigrationDefaults,
     /// What operators say of hosts.
     pub hosts: BTreeMap<HostId, HostSettings>,
+    /// What powers a host off from outside, if there is such a command.
+    pub fence: Option<Fence>,
     /// Where the fault points of a test build look for their files.
     pub fault_points: Option<PathBuf>,
 }
@@ -102,6 +107,8 @@ pub struct MigrationDefaults {
     pub switchover_limit: Duration,
     /// Whether QEMU may slow the guest down so that it converges.
     pub auto_converge: bool,
+    /// What may be done if the live transfer is refused.
+    pub downgrade: Downgrade,
 }
 
 /// What operators say of one host; its agent cannot.
@@ -132,6 +139,7 @@ struct RawConfig {
     migration: RawMigration,
     #[serde(default)]
     host: Vec<RawHost>,
+    fence: Option<RawFence>,
     security: Option<RawSecurity>,
     #[cfg(feature = "fault-points")]
     fault_points: Option<RawFaultPoints>,
@@ -190,6 +198,7 @@ struct RawMigration {
     stall_limit: String,
     switchover_limit: String,
     auto_converge: bool,
+    downgrade: String,
 }
 
 impl Default for RawMigration {
@@ -201,6 +210,7 @@ impl Default for RawMigration {
             stall_limit: "30s".to_owned(),
             switchover_limit: "30s".to_owned(),
             auto_converge: false,
+            downgrade: Downgrade::Never.label().to_owned(),
         }
     }
 }
@@ -271,6 +281,11 @@ impl Config {
             policy: raw.policy.validated()?,
             migration: raw.migration.validated()?,
             hosts: validated_hosts(raw.host)?,
+            fence: raw
+                .fence
+                .map(Fence::read)
+                .transpose()
+                .map_err(|(field, why)| invalid(field, why))?,
             state_dir: raw.state_dir,
             fault_points,
         })
@@ -316,6 +331,10 @@ impl RawMigration {
             stall_limit: duration("migration.stall_limit", &self.stall_limit)?,
             switchover_limit: duration("migration.switchover_limit", &self.switchover_limit)?,
             auto_converge: self.auto_converge,
+            downgrade: Downgrade::from_label(&self.downgrade).ok_or_else(|| {
+                let problem = format!("`{}` is none of never, snapshot", self.downgrade);
+                invalid("migration.downgrade", problem)
+            })?,
         })
     }
 }
@@ -473,6 +492,7 @@ mod tests {
             ("[policy]\nlease = \"0s\"", "policy.lease"),
             ("[policy]\ncpu_overcommit_percent = 99", "policy.cpu_overcommit_percent"),
             ("[migration]\nhold_limit = \"x\"", "migration.hold_limit"),
+            ("[migration]\ndowngrade = \"cold\"", "migration.downgrade"),
             ("[store]\nurl = \"mysql:x\"", "store.url"),
             ("[[host]]\nid = \"A B\"", "host.id"),
             ("[[host]]\nid = \"a\"\n[[host]]\nid = \"a\"", "named twice"),

@@ -19,6 +19,7 @@ pub mod config;
 pub mod definition;
 pub mod driver;
 pub mod faults;
+pub mod fence;
 pub mod grpc;
 pub mod inventory;
 pub mod live;

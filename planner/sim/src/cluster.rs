@@ -214,6 +214,7 @@ fn config() -> Config {
             auto_converge: false,
         },
         hosts: BTreeMap::new(),
+        fence: None,
         fault_points: None,
     }
 }
