@@ -3,19 +3,22 @@
 //! It takes no input: what it does follows from the rows alone, whether it was woken by a change,
 //! by its timer, or by the start of the planner.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tracing::error;
-use vmferry_types::PhaseLabel;
+use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Timestamp};
 
+use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
-use crate::store::{Filter, OnlyOpen, StoreError};
+use crate::store::{Filter, OnlyOpen, Sharing, StoreError};
 use crate::telemetry::Chain;
 
-/// Rows without a driver are looked for this often, though nothing woke it.
+/// Rows without a driver are looked for this often, though nothing woke it; more often where
+/// leases are short, so that one that has ended is found at once.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Runs until the planner ends.
@@ -26,37 +29,72 @@ pub async fn run(planner: Arc<Planner>) {
 }
 
 async fn drivers(planner: &Arc<Planner>) {
-    let mut tick = tokio::time::interval(TICK);
+    let mut tick = tokio::time::interval(TICK.min(planner.parts.config.policy.lease / 2));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut known = Known::default();
     loop {
         tokio::select! {
             biased;
             () = planner.wake.notified() => {}
             _ = tick.tick() => {}
         }
-        if let Err(error) = once(planner).await {
+        if let Err(error) = once(planner, &mut known).await {
             error!(error = %Chain(&error), "open rows could not be read");
         }
     }
 }
 
-async fn once(planner: &Arc<Planner>) -> Result<(), StoreError> {
+/// The open rows as they were read last. Another planner may write to any of them.
+type Known = BTreeMap<MigrationId, (Claim, Seq)>;
+
+async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreError> {
     let open = Filter { open: OnlyOpen::Open, ..Filter::default() };
     let rows = planner.store().migrations(&open).await?;
     let actions = planner.store().open_power().await?;
     planner.live.sweep(|id| {
         rows.iter().any(|row| row.migration.id == id) || actions.iter().any(|of| of.id == id)
     });
+    if planner.store().sharing() == Sharing::Shared {
+        let migrations = rows.iter().map(|row| (row.migration.id, (row.claim, row.seq)));
+        let power = actions.iter().map(|action| (action.id, (action.claim, action.seq)));
+        tell_changes(planner, known, migrations.chain(power).collect());
+    }
     let queued = rows.iter().any(|row| row.migration.label() == PhaseLabel::Queued);
     planner.queue_waits.store(queued, Ordering::Relaxed);
     if queued {
         planner.room.notify_one();
     }
+    let now = clock::now();
+    let free = |owner: Option<&String>, until: Timestamp| {
+        owner.is_none_or(|owner| *owner == planner.owner) || until <= now
+    };
     for row in rows.iter().filter(|row| row.migration.label() != PhaseLabel::Queued) {
-        planner.drive(row.migration.id, Drives::Migration);
+        if free(row.lease_owner.as_ref(), row.lease_until) {
+            planner.drive(row.migration.id, Drives::Migration);
+        }
     }
     for action in actions {
-        planner.drive(action.id, Drives::Power);
+        if free(action.lease_owner.as_ref(), action.lease_until) {
+            planner.drive(action.id, Drives::Power);
+        }
     }
     Ok(())
+}
+
+/// Tells drivers, and those who wait, of rows that have changed since: a cancel, an admission from
+/// the queue or an end may have been written by another planner.
+fn tell_changes(planner: &Planner, known: &mut Known, read: Known) {
+    for (id, row) in &read {
+        if known.get(id).is_some_and(|before| before != row) {
+            planner.nudge(*id);
+        }
+    }
+    let mut ended = known.keys().filter(|id| !read.contains_key(*id)).peekable();
+    if ended.peek().is_some() {
+        planner.power_changed();
+    }
+    for id in ended {
+        planner.nudge(*id);
+    }
+    *known = read;
 }

@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
 
     /// Decides and acts on whatever is seen next, until there is nothing left to do.
     async fn finish(&mut self, nudge: &Notify) -> Result<Outcome, StoreError> {
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = tokio::time::interval(TICK.min(self.planner.lease_renewal()));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.source.0.beat();
