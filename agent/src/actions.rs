@@ -20,6 +20,7 @@ mod continue_guest;
 mod destroy;
 mod end;
 mod forget;
+mod hold;
 mod kill;
 mod launch;
 mod order;
@@ -61,6 +62,7 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::ReleaseSource(_) => "release_source",
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
+        Action::HoldGuest(_) => "hold_guest",
     }
 }
 
@@ -89,7 +91,8 @@ pub(crate) fn check_knowledge(action: &Action, sight: &Sight) -> Result<(), Comm
             | Action::StartTransfer(_)
             | Action::OrderSwitchover(_)
             | Action::ContinueDestination(_)
-            | Action::ForgetVm(_),
+            | Action::ForgetVm(_)
+            | Action::HoldGuest(_),
         ) => Err(CommandError::Unresponsive(sight.trouble.clone())),
     }
 }
@@ -115,6 +118,7 @@ pub(crate) async fn run(
         Action::ReleaseSource(v1::ReleaseSource {}) => release::run(lane, fence).await,
         Action::KillSource(kill) => kill::run(lane, fence, &kill).await,
         Action::ForgetVm(v1::ForgetVm {}) => forget::run(lane),
+        Action::HoldGuest(v1::HoldGuest {}) => hold::run(lane, fence).await,
     }
 }
 

@@ -81,6 +81,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         resumed_at_us: sight.resumed_at_us,
         still_ms: still_ms(record, sight),
         disks_active: sight.disks == Disks::Active && sight.running(),
+        switched_off: Vec::new(),
     }
 }
 

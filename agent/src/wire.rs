@@ -58,7 +58,8 @@ pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
         | Action::DestroyReceiver(_)
         | Action::ReleaseSource(_)
         | Action::KillSource(_)
-        | Action::ForgetVm(_) => return Ok(()),
+        | Action::ForgetVm(_)
+        | Action::HoldGuest(_) => return Ok(()),
     };
     let Some(policy) = policy else { return Ok(()) };
     for (field, value, max) in [

@@ -73,7 +73,12 @@ pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str>
 
 fn point(migration: &Migration) -> &'static str {
     match &migration.phase {
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => "armed",
+        Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Holding { .. }, .. } => {
+            "armed"
+        }
+        Phase::Admitted { stage: Stage::Recalling { .. }, .. } => "recalling",
+        Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "clearing_live",
+        Phase::Captured { switchover: Switchover::Held { .. }, .. } => "held",
         Phase::Captured { switchover: Switchover::Ordered, .. } => "ordered",
         Phase::Captured { switchover: Switchover::Forward, .. } => "decided_forward",
         Phase::RollingBack { back, .. } => match back {

@@ -3,7 +3,7 @@
 mod host;
 mod migration;
 
-use vmferry_planner_core::migration::{Blocker, Entry, Event};
+use vmferry_planner_core::migration::{Blocker, Entry, Event, Migration, Phase, Stage};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, PowerState, Role};
 
@@ -23,6 +23,7 @@ pub fn note(entry: &Entry) -> String {
         Event::ReceiverArmed { listener } => {
             format!("the receiver listens on {}:{}", listener.address, listener.port)
         }
+        Event::SourceHeld => "the guest is held still while its memory crosses".to_owned(),
         Event::Refused { .. }
         | Event::QueueExpired
         | Event::CancelRequested
@@ -42,8 +43,25 @@ pub fn note(entry: &Entry) -> String {
         | Event::ReceiverGone { .. }
         | Event::DestinationRuns
         | Event::SourceContinued => {
-            entry.after.phase.cause().map(ToString::to_string).unwrap_or_default()
+            let cause = entry.after.phase.cause().map(ToString::to_string);
+            cause.or_else(|| downgrade(&entry.after)).unwrap_or_default()
         }
+    }
+}
+
+/// Says that, and why, a move goes on with its guest held.
+fn downgrade(after: &Migration) -> Option<String> {
+    let Phase::Admitted { stage, .. } = &after.phase else { return None };
+    let (from, cause) = after.refused_live()?;
+    match stage {
+        Stage::Recalling { .. } => {
+            Some(format!("{from} was refused, the guest will be held: {cause}"))
+        }
+        Stage::Clearing { .. } => {
+            Some("the guest runs on; the receiver is cleared away for another one".to_owned())
+        }
+        Stage::Arming => Some(format!("goes on as {} instead of {from}", after.method)),
+        Stage::Transferring { .. } | Stage::Holding { .. } => None,
     }
 }
 

@@ -9,7 +9,9 @@ mod precopy;
 mod seen;
 
 pub use permit::{Withheld, permit};
-pub use seen::{Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
+pub use seen::{
+    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+};
 
 use vmferry_types::Method;
 
@@ -25,9 +27,9 @@ use crate::migration::{Event, Migration};
 #[must_use]
 pub fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event> {
     match migration.method {
-        Method::Precopy => precopy::read(migration, sides, times),
+        Method::Precopy | Method::Snapshot => precopy::read(migration, sides, times),
         // Such a migration is refused when it is opened.
-        Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => None,
+        Method::Postcopy | Method::Cold | Method::DiskCopy => None,
     }
 }
 

@@ -19,6 +19,7 @@
 mod books;
 mod cause;
 pub mod check;
+mod downgrade;
 mod effect;
 mod event;
 mod phase;
@@ -30,11 +31,12 @@ mod terms;
 
 pub use books::{Books, Flight};
 pub use cause::{Blocker, Cause};
+pub use downgrade::Downgraded;
 pub use effect::{Effect, Side};
-pub use event::{Event, Ran, Receiver};
+pub use event::{Event, Ran, Receiver, Stood};
 pub use phase::{Back, Blocked, Cleanup, Guest, Listener, Phase, Stage, Switchover};
 pub use proof::{GoneProof, Handover, Process, ProofKind, SourceWord, Word};
-pub use terms::{AutoConverge, Gate, Gates, Terms};
+pub use terms::{AutoConverge, Downgrade, Gate, Gates, Terms};
 
 use vmferry_types::{Generation, HostId, Method, MigrationId, PhaseLabel, Timestamp, VmId};
 
@@ -51,9 +53,12 @@ pub struct Migration {
     /// Where it runs when the migration is opened.
     #[cfg_attr(feature = "serde", serde(with = "crate::record::text"))]
     pub source: HostId,
-    /// How the guest is carried.
+    /// How the guest is carried now.
     #[cfg_attr(feature = "serde", serde(with = "crate::record::method"))]
     pub method: Method,
+    /// The live attempt that this one came from. `None` while there was none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub downgraded: Option<Downgraded>,
     /// What was asked for, and its limits.
     pub terms: Terms,
     /// The VM's generation when the migration was opened; nothing else may move it while this is open.
@@ -86,7 +91,7 @@ pub struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// This release does not carry guests that way.
-    #[error("method {method} is not available: use precopy")]
+    #[error("method {method} is not available: use precopy or snapshot")]
     MethodNotAvailable {
         /// The method that was asked for.
         method: Method,
@@ -134,14 +139,14 @@ impl Migration {
     /// Refuses a method that this release does not carry out, by name.
     pub fn open(opening: Opening) -> Result<Self, NotOpened> {
         match opening.method {
-            Method::Precopy => {}
-            method @ (Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy) => {
+            Method::Precopy | Method::Snapshot => {}
+            method @ (Method::Postcopy | Method::Cold | Method::DiskCopy) => {
                 return Err(NotOpened::MethodNotAvailable { method });
             }
         }
         let Opening { id, vm, source, method, terms, generation, deadline } = opening;
         let phase = Phase::Queued { blocked: None, deadline };
-        Ok(Self { id, vm, source, method, terms, generation, phase })
+        Ok(Self { id, vm, source, method, downgraded: None, terms, generation, phase })
     }
 
     /// Returns the migration after `event`.
@@ -151,7 +156,13 @@ impl Migration {
     /// Says whether the event is stale (drop it), illegal (a bug: count it) or a request that came
     /// too late (tell the caller). The migration is as it was.
     pub fn apply(&self, event: &Event) -> Result<Self, Refusal> {
-        Ok(Self { phase: table::next(self, event)?, ..self.clone() })
+        let after = Self { phase: table::next(self, event)?, ..self.clone() };
+        Ok(match self.turns_to_snapshot(&after.phase, event) {
+            Some(downgraded) => {
+                Self { method: Method::Snapshot, downgraded: Some(downgraded), ..after }
+            }
+            None => after,
+        })
     }
 
     /// Applies `event` and all that follows from it at once, for one transaction.
@@ -180,6 +191,7 @@ impl Migration {
             Some(
                 Effect::TryAdmit
                 | Effect::ArmReceiver
+                | Effect::HoldGuest
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::KillSource { .. }

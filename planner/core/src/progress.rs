@@ -2,7 +2,7 @@
 
 use vmferry_types::{Bytes, UserState};
 
-use crate::migration::{Cause, Migration, Phase, Stage};
+use crate::migration::{Cause, Migration, Phase, Stage, Switchover};
 
 /// What the source's QEMU says of a transfer's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,9 +18,20 @@ pub struct Crossed {
 pub const fn user_state(phase: &Phase) -> UserState {
     match phase {
         Phase::Queued { .. } => UserState::Pending,
-        Phase::Admitted { stage: Stage::Arming, .. } => UserState::Precheck,
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => UserState::Syncing,
-        Phase::Captured { .. }
+        Phase::Admitted {
+            stage:
+                Stage::Arming
+                | Stage::Recalling { .. }
+                | Stage::Clearing { .. }
+                | Stage::Holding { .. },
+            ..
+        } => UserState::Precheck,
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. }
+        | Phase::Captured { switchover: Switchover::Held { .. }, .. } => UserState::Syncing,
+        Phase::Captured {
+            switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
+            ..
+        }
         | Phase::Restored { .. }
         | Phase::Committed { .. }
         | Phase::Attached { .. }
@@ -41,15 +52,23 @@ pub fn percent(migration: &Migration, crossed: Crossed) -> u8 {
     const TRANSFER_SHARE: u64 = 85;
     match &migration.phase {
         Phase::Queued { .. } => 0,
-        Phase::Admitted { stage: Stage::Arming, .. } => 2,
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
+        Phase::Admitted {
+            stage: Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. },
+            ..
+        } => 2,
+        Phase::Admitted { stage: Stage::Holding { .. }, .. } => 4,
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. }
+        | Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
             let total = u128::from(crossed.total.value().max(1));
             let sent = u128::from(crossed.total.less(crossed.remaining).value());
             let share = sent * u128::from(TRANSFER_SHARE) / total;
             let percent = u128::from(TRANSFER_FROM) + share;
             u8::try_from(percent).unwrap_or(u8::MAX).min(90)
         }
-        Phase::Captured { .. } => 92,
+        Phase::Captured {
+            switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
+            ..
+        } => 92,
         Phase::Restored { .. } => 95,
         Phase::Committed { .. } => 97,
         Phase::Attached { .. } => 99,
@@ -65,12 +84,17 @@ mod tests {
 
     #[test]
     fn a_transfer_is_between_its_neighbours() {
-        let row = rows::transferring();
+        for row in [rows::transferring(), rows::held()] {
+            transfers(&row);
+        }
+    }
+
+    fn transfers(row: &Migration) {
         for (remaining, expected) in [(100, 5), (50, 47), (0, 90), (200, 5)] {
             let crossed = Crossed { remaining: Bytes(remaining), total: Bytes(100) };
-            assert_eq!(percent(&row, crossed), expected, "{remaining} remain");
+            assert_eq!(percent(row, crossed), expected, "{remaining} remain");
         }
-        assert_eq!(percent(&row, Crossed::default()), 5);
+        assert_eq!(percent(row, Crossed::default()), 5);
     }
 
     #[test]
@@ -79,6 +103,7 @@ mod tests {
         assert_eq!(user_state(&rows::aborted(Cause::TransferTimedOut).phase), UserState::Failed);
         assert_eq!(user_state(&rows::done().phase), UserState::Completed);
         assert_eq!(user_state(&rows::transferring().phase), UserState::Syncing);
+        assert_eq!(user_state(&rows::held().phase), UserState::Syncing);
         assert_eq!(user_state(&rows::arming().phase), UserState::Precheck);
         assert_eq!(user_state(&rows::queued().phase), UserState::Pending);
     }

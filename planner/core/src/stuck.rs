@@ -63,12 +63,20 @@ pub fn stuck(
 /// as long as the transfer's time limit says.
 fn patience(migration: &Migration) -> Option<Millis> {
     match &migration.phase {
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => None,
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. }
+        | Phase::Captured { switchover: Switchover::Held { .. }, .. } => None,
         Phase::Captured { switchover: Switchover::Ordered | Switchover::Forward, .. } => {
             Some(migration.terms.switchover_limit)
         }
         Phase::Queued { .. }
-        | Phase::Admitted { stage: Stage::Arming, .. }
+        | Phase::Admitted {
+            stage:
+                Stage::Arming
+                | Stage::Recalling { .. }
+                | Stage::Clearing { .. }
+                | Stage::Holding { .. },
+            ..
+        }
         | Phase::Captured { switchover: Switchover::Withheld, .. }
         | Phase::Restored { .. }
         | Phase::Committed { .. }
@@ -92,6 +100,16 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
         Phase::Admitted { stage: Stage::Arming, .. } => "the destination's receiver to listen",
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
             "the guest's memory to cross and the source to reach the switchover"
+        }
+        Phase::Admitted { stage: Stage::Recalling { .. }, .. } => {
+            "the source to take its transfer back and run on"
+        }
+        Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "proof that the receiver is gone",
+        Phase::Admitted { stage: Stage::Holding { .. }, .. } => {
+            "the source's guest to be held still"
+        }
+        Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
+            "the held guest's memory to cross"
         }
         Phase::Captured { switchover: Switchover::Withheld, .. } => {
             "an operator's word before the switchover"
@@ -141,7 +159,8 @@ mod tests {
     fn every_row_that_owes_something_is_stuck_in_time_with_what_it_waits_for() {
         for (name, row) in rows::all() {
             let stuck = stuck(&row, &NOBODY, LATE, None);
-            let free = ["queued", "transferring", "done", "aborted", "failed"].contains(&name);
+            let free = ["queued", "transferring", "transferring +", "held", "done", "aborted", "failed"];
+            let free = free.contains(&name);
             assert_eq!(stuck.is_none(), free, "{name}: {stuck:?}");
             if let Some(stuck) = stuck {
                 assert_eq!(stuck.age, Millis(39_100), "{name}");

@@ -4,6 +4,7 @@
 //! the next one knows.
 
 mod act;
+mod hold;
 mod learn;
 mod observe;
 mod power;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vmferry_planner_core::evidence::TransferState;
+use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Step, VmId};
 
@@ -320,11 +321,15 @@ impl State {
     fn check_hold(&mut self, host: &HostId, vm: VmId) {
         const SLACK: Duration = Duration::from_secs(4);
         let stands = self.host(host).is_some_and(|there| {
-            let open = there.journal.records.get(&vm).is_some_and(|record| {
+            let record = there.journal.records.get(&vm);
+            let open = record.is_some_and(|record| {
                 record.outgoing().is_some_and(|sent| sent.order == Order::Open)
             });
-            open && there.qemus.values().any(|qemu| {
-                qemu.vm == vm && !qemu.silent && qemu.transfer == TransferState::PreSwitchover
+            let held = record.is_some_and(Record::holds);
+            there.qemus.values().any(|qemu| {
+                let waits = open && qemu.transfer == TransferState::PreSwitchover;
+                let stands = waits || (held && qemu.run == RunState::Paused);
+                qemu.vm == vm && !qemu.silent && stands
             })
         });
         let limit = self

@@ -78,10 +78,10 @@ impl State {
         qemu.transfer = TransferState::Failed;
         error.clone_into(&mut qemu.error);
         qemu.silent = false;
-        let stood = qemu.run == RunState::FinishMigrate;
+        let resumes = qemu.back();
         let vm = qemu.vm;
         self.note(|| format!("host {}: source of {} failed: {error}", source.0, short(vm)));
-        if stood {
+        if resumes == Resumes::Yes {
             self.run_vcpus(&source.0, source.1, "resumed by itself");
         }
         self.ring(&source.0, vm);

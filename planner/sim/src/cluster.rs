@@ -12,6 +12,7 @@ use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::reconciler;
+use vmferry_planner_core::migration::Downgrade;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Percent, VmId};
 
@@ -212,6 +213,7 @@ fn config() -> Config {
             stall_limit: Duration::from_secs(20),
             switchover_limit: Duration::from_secs(15),
             auto_converge: false,
+            downgrade: Downgrade::Never,
         },
         hosts: BTreeMap::new(),
         fence: None,

@@ -127,6 +127,7 @@ impl State {
                 start_time,
                 launch,
                 run,
+                before: run,
                 transfer: TransferState::None,
                 attempt: 0,
                 error: String::new(),

@@ -35,6 +35,8 @@ pub(crate) enum Part {
     Running {
         process: Process,
         outgoing: Option<Outgoing>,
+        /// Its guest is stopped on purpose by this migration.
+        held: Option<MigrationId>,
     },
     Receiver {
         process: Process,
@@ -104,7 +106,8 @@ impl Record {
         match self.part {
             Part::Absent => Role::Absent,
             Part::Stopped => Role::Stopped,
-            Part::Running { .. } => Role::Running,
+            Part::Running { held: Some(_), .. } => Role::Held,
+            Part::Running { held: None, .. } => Role::Running,
             Part::Receiver { .. } => Role::Receiver,
         }
     }
@@ -140,6 +143,20 @@ impl Record {
                 outgoing.as_mut().filter(|sent| Some(sent.migration) == migration)
             }
             Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Says whether the guest is held and nothing was ordered: its hold limit counts.
+    pub(crate) fn holds(&self) -> bool {
+        let ordered = self.outgoing().is_some_and(|sent| sent.order == Order::Handed);
+        self.held().is_some() && self.held() == self.fence.migration && !ordered
+    }
+
+    /// Returns the migration that holds the guest.
+    pub(crate) const fn held(&self) -> Option<MigrationId> {
+        match &self.part {
+            Part::Running { held, .. } => *held,
+            Part::Absent | Part::Receiver { .. } => None,
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Qemu {
     pub(crate) start_time: u64,
     pub(crate) launch: u64,
     pub(crate) run: RunState,
+    /// What the run state was when it was told to send: it is that again when it is done with it.
+    pub(crate) before: RunState,
     pub(crate) transfer: TransferState,
     /// How many times it was told to send or to receive: tells its figures of one from another.
     pub(crate) attempt: u32,
@@ -40,6 +42,12 @@ pub(crate) struct Qemu {
 pub(crate) struct Snapshot {
     pub(crate) transfer: TransferState,
     pub(crate) attempt: u32,
+}
+
+impl Default for Snapshot {
+    fn default() -> Self {
+        Self { transfer: TransferState::None, attempt: 0 }
+    }
 }
 
 /// Why QEMU refuses a command, in its words.
@@ -77,6 +85,7 @@ impl Qemu {
         if self.run == RunState::InMigrate {
             return Err("Guest is waiting for an incoming migration");
         }
+        self.before = self.run;
         self.transfer = TransferState::Setup;
         self.attempt += 1;
         self.bytes = 0;
@@ -106,7 +115,6 @@ impl Qemu {
 
     /// `migrate_cancel`: says whether the guest stood still and goes on by that.
     pub(crate) fn cancel(&mut self) -> Resumes {
-        let stood = self.run == RunState::FinishMigrate;
         match self.transfer {
             TransferState::Setup | TransferState::Active => {
                 self.transfer = TransferState::Cancelled;
@@ -114,7 +122,7 @@ impl Qemu {
             }
             TransferState::PreSwitchover | TransferState::Device => {
                 self.transfer = TransferState::Cancelled;
-                if stood { Resumes::Yes } else { Resumes::No }
+                self.back()
             }
             TransferState::None
             | TransferState::Cancelling
@@ -126,6 +134,18 @@ impl Qemu {
             | TransferState::PostcopyPaused
             | TransferState::Unknown => Resumes::No,
         }
+    }
+
+    /// The transfer is over without its guest having left: it is as it was before.
+    pub(crate) fn back(&mut self) -> Resumes {
+        if self.run != RunState::FinishMigrate {
+            return Resumes::No;
+        }
+        if self.before == RunState::Running {
+            return Resumes::Yes;
+        }
+        self.run = self.before;
+        Resumes::No
     }
 
     /// `cont`: says whether vCPUs run by that.

@@ -323,6 +323,7 @@ fn place_vm(state: &mut State, number: u32, host: &HostId) {
                 admission,
             },
             outgoing: None,
+            held: None,
         },
         ..Record::default()
     };

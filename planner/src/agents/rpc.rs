@@ -193,6 +193,7 @@ fn operation(action: Option<&Action>) -> &'static str {
         Some(Action::ReleaseSource(_)) => "release_source",
         Some(Action::KillSource(_)) => "kill_source",
         Some(Action::ForgetVm(_)) => "forget_vm",
+        Some(Action::HoldGuest(_)) => "hold_guest",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Event, Gates, Migration, Opening, Refusal, Terms,
+    AutoConverge, Downgrade, Event, Gates, Migration, Opening, Refusal, Terms,
 };
 use vmferry_proto::v1;
 use vmferry_types::{
@@ -193,6 +193,13 @@ impl Planner {
         } else {
             Some(self.resolve_host("target_host", &asked.target_host)?)
         };
+        let downgrade = match asked.downgrade.as_str() {
+            "" => defaults.downgrade,
+            label => Downgrade::from_label(label).ok_or_else(|| ApiError::Invalid {
+                field: "downgrade",
+                problem: format!("`{label}` is none of never, snapshot"),
+            })?,
+        };
         Ok(Terms {
             asked_destination,
             hold_limit: or(asked.hold_limit_ms, defaults.hold_limit),
@@ -207,6 +214,7 @@ impl Planner {
                 AutoConverge::Off
             },
             gates: Gates::OPEN,
+            downgrade,
         })
     }
 

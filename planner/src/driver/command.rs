@@ -1,9 +1,9 @@
 //! Effects as commands.
 
-use vmferry_planner_core::migration::{AutoConverge, Effect, Listener, Migration, Side, Terms};
+use vmferry_planner_core::migration::{AutoConverge, Effect, Listener, Migration, Side};
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
-use vmferry_types::{Claim, HostId, Step};
+use vmferry_types::{Claim, HostId, Method, Step};
 
 use super::seen::gone_message;
 use crate::store::MigrationRow;
@@ -38,15 +38,15 @@ pub fn command(
 ) -> Option<Command> {
     let side = effect.side()?;
     let host = host_of(&row.migration, side)?;
-    let terms = &row.migration.terms;
     let action = match effect {
         Effect::TryAdmit | Effect::Commit => return None,
         Effect::ArmReceiver => {
-            Action::ArmReceiver(v1::ArmReceiver { source, policy: Some(policy(terms)) })
+            Action::ArmReceiver(v1::ArmReceiver { source, policy: Some(policy(&row.migration)) })
         }
+        Effect::HoldGuest => Action::HoldGuest(v1::HoldGuest {}),
         Effect::StartTransfer { listener } => Action::StartTransfer(v1::StartTransfer {
             listener: Some(listener_message(listener)),
-            policy: Some(policy(terms)),
+            policy: Some(policy(&row.migration)),
         }),
         Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
@@ -81,13 +81,16 @@ fn fence(row: &MigrationRow, claim: Claim, step: Step) -> v1::Fence {
 }
 
 /// Writes the limits of a transfer for its agents.
-fn policy(terms: &Terms) -> v1::TransferPolicy {
+fn policy(migration: &Migration) -> v1::TransferPolicy {
+    let terms = &migration.terms;
     v1::TransferPolicy {
         max_bandwidth: terms.max_bandwidth.value(),
         downtime_limit_ms: terms.downtime_limit.value(),
-        auto_converge: match terms.auto_converge {
-            AutoConverge::Off => false,
-            AutoConverge::On => true,
+        // A guest that is held dirties nothing.
+        auto_converge: match (terms.auto_converge, migration.method) {
+            (AutoConverge::On, Method::Precopy | Method::Postcopy) => true,
+            (AutoConverge::On, Method::Snapshot | Method::Cold | Method::DiskCopy)
+            | (AutoConverge::Off, _) => false,
         },
         timeout_ms: terms.transfer_timeout.value(),
         stall_ms: terms.stall_limit.value(),

@@ -445,6 +445,7 @@ impl<'a> Run<'a> {
             (
                 Effect::ArmReceiver
                 | Effect::TryAdmit
+                | Effect::HoldGuest
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::KillSource { .. }
@@ -485,8 +486,7 @@ impl<'a> Run<'a> {
         }
         let passes = passes(detail);
         let had_no_effect = had_no_effect(detail);
-        let beginning = matches!(effect, Effect::ArmReceiver | Effect::StartTransfer { .. });
-        if beginning && !passes && self.row.migration.label() == PhaseLabel::Admitted {
+        if !passes && self.row.migration.begins_with(effect) {
             info!(effect = effect.label(), error = %Chain(&error), "refused");
             let blockers = blockers(host_of(&self.row.migration, end), message, detail);
             let outcome = self.give_back(blockers).await?;

@@ -3,7 +3,7 @@
 //! What cannot be read proves nothing: an unknown word becomes the value that proves least.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, TransferState,
 };
 use vmferry_planner_core::migration::{GoneProof, Process, ProofKind};
 use vmferry_proto::v1;
@@ -37,6 +37,7 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         transfer_error: transfer.map(|transfer| transfer.error.clone()).unwrap_or_default(),
         handed: if ours && observation.handed { Handed::Yes } else { Handed::No },
         gave_up: (ours && observation.gave_up).then(|| observation.gave_up_cause.clone()),
+        held: if ours && !observation.switched_off.is_empty() { Held::Yes } else { Held::No },
         continued: continued(observation),
         stopped_at_us: if ours { observation.stopped_at_us } else { 0 },
         resumed_at_us: if ours { observation.resumed_at_us } else { 0 },
@@ -177,6 +178,9 @@ mod tests {
         assert_eq!(other.transfer, TransferState::None);
         assert_eq!(other.gave_up, None);
         assert_eq!(other.handed, Handed::No);
+        let held = v1::VmObservation { switched_off: vec!["vcpus".to_owned()], ..observation() };
+        assert_eq!(seen(&host(), MigrationId::from_u128(1), &held).held, Held::Yes);
+        assert_eq!(seen(&host(), MigrationId::from_u128(2), &held).held, Held::No);
     }
 
     #[test]

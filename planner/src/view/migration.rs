@@ -53,6 +53,14 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         target_host: migration.destination().map(ToString::to_string).unwrap_or_default(),
         migration_type: kind(row),
         method: migration.method.label().to_owned(),
+        downgraded_from: migration
+            .refused_live()
+            .map(|(from, _)| from.label().to_owned())
+            .unwrap_or_default(),
+        downgrade_cause: migration
+            .refused_live()
+            .map(|(_, cause)| cause.to_string())
+            .unwrap_or_default(),
         state: user_state(&migration.phase).label().to_owned(),
         phase: migration.label().label().to_owned(),
         progress_percent: u32::from(percent(migration, crossed)),
@@ -122,7 +130,7 @@ fn kind(row: &MigrationRow) -> String {
 const fn ordered(phase: &Phase) -> bool {
     match phase {
         Phase::Captured { switchover, .. } => match switchover {
-            Switchover::Withheld => false,
+            Switchover::Held { .. } | Switchover::Withheld => false,
             Switchover::Ordered | Switchover::Forward => true,
         },
         Phase::Restored { .. }

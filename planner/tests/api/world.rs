@@ -420,6 +420,7 @@ impl State {
                 end(vm, "absent");
             }
             Action::ForgetVm(_) => vm.definition.clear(),
+            Action::HoldGuest(_) => hold(vm, now),
         }
         if vm.gone {
             reply.gone = Some(proof(host, vm.pid));
@@ -458,6 +459,15 @@ fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
     (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);
 }
 
+/// The guest stands still on purpose, and what was given up before is forgotten.
+fn hold(vm: &mut FakeVm, now: u64) {
+    "held".clone_into(&mut vm.role);
+    "paused".clone_into(&mut vm.run_state);
+    vm.gave_up = false;
+    vm.transfer.clear();
+    (vm.stopped_at_us, vm.resumed_at_us) = (now, 0);
+}
+
 fn end(vm: &mut FakeVm, role: &str) {
     vm.role = role.to_owned();
     vm.run_state.clear();
@@ -491,6 +501,7 @@ fn name(action: &Action) -> &'static str {
         Action::ReleaseSource(_) => "release_source",
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
+        Action::HoldGuest(_) => "hold_guest",
     }
 }
 

@@ -109,6 +109,7 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
         Effect::TryAdmit
         | Effect::Commit
         | Effect::ArmReceiver
+        | Effect::HoldGuest
         | Effect::StartTransfer { .. }
         | Effect::OrderSwitchover
         | Effect::ContinueDestination

@@ -1,14 +1,17 @@
-//! What both sides prove during a precopy migration.
+//! What both sides prove during a migration whose memory is streamed: precopy, or snapshot, where
+//! the guest is held while it crosses.
 //!
 //! One function a phase. Each asks first for what is proven gone, since that outranks all that a
 //! side said before it went.
 
 use vmferry_types::{Generation, Millis, Role};
 
-use super::{Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState};
+use super::{
+    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+};
 use crate::migration::{
     Back, Cleanup, Event, GoneProof, Guest, Handover, Migration, Phase, ProofKind, Ran, Receiver,
-    SourceWord, Stage, Switchover, Word,
+    SourceWord, Stage, Stood, Switchover, Word,
 };
 
 /// How much longer than its own limit the planner lets a transfer go on.
@@ -22,7 +25,15 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         Phase::Queued { deadline, .. } => (times.now >= *deadline).then_some(Event::QueueExpired),
         Phase::Admitted { stage: Stage::Arming, .. } => reading.arming(),
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => reading.transferring(),
-        Phase::Captured { switchover: Switchover::Withheld, .. } => reading.withheld(),
+        Phase::Admitted { stage: Stage::Recalling { .. }, .. } => reading.recalling(),
+        Phase::Admitted { stage: Stage::Clearing { .. }, .. } => {
+            reading.source_lost().or_else(|| reading.receiver_cleared())
+        }
+        Phase::Admitted { stage: Stage::Holding { .. }, .. } => reading.holding(),
+        Phase::Captured { switchover: Switchover::Held { .. }, .. } => reading.held(),
+        Phase::Captured { switchover: Switchover::Withheld, .. } => {
+            reading.withheld().or_else(|| reading.runs_though_held())
+        }
         Phase::Captured { switchover: Switchover::Ordered, .. } => {
             reading.switching().or_else(|| reading.overdue())
         }
@@ -78,10 +89,15 @@ impl<'a> Reading<'a> {
         proven_gone(self.source()?).filter(|(_, proof)| proof.host == self.migration.source)
     }
 
-    /// That the destination's QEMU is gone.
-    fn destination_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+    /// That there is no QEMU of this migration at the destination, of whichever attempt.
+    fn nothing_there(self) -> Option<(&'a Seen, &'a GoneProof)> {
         proven_gone(self.destination()?)
             .filter(|(_, proof)| Some(&proof.host) == self.migration.destination())
+    }
+
+    /// That the destination's QEMU of this attempt is gone.
+    fn destination_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+        self.nothing_there().filter(|(_, proof)| !self.migration.is_of_the_attempt_before(proof))
     }
 
     /// The receiver has everything, stands still and was never continued.
@@ -90,7 +106,8 @@ impl<'a> Reading<'a> {
         let complete = seen.transfer == TransferState::Completed
             && seen.run_state == RunState::Paused
             && seen.continued == Continued::No;
-        if complete { word(seen) } else { None }
+        let word = if complete { word(seen) } else { None };
+        word.filter(|word| !self.migration.was_receiver_before(&word.process))
     }
 
     /// The receiver said that it will never have everything.
@@ -164,18 +181,14 @@ impl Reading<'_> {
 
     /// The receiver is gone before ownership moved: it was never to run.
     fn receiver_gone(self) -> Option<Event> {
-        let (seen, proof) = self.destination_proof()?;
-        let ran = match seen.continued {
-            Continued::No | Continued::Unknown => Ran::Never,
-            Continued::Yes => Ran::Maybe,
-        };
-        Some(Event::ReceiverGone { proof: proof.clone(), ran })
+        self.destination_proof().map(|(seen, proof)| gone_before_commit(seen, proof))
     }
 
     /// The receiver is gone, and its agent's journal says so too: nothing of it is left.
     fn receiver_cleared(self) -> Option<Event> {
-        let (seen, proof) = self.destination_proof()?;
-        (cleared(proof) || seen.role != Role::Receiver).then(|| self.receiver_gone()).flatten()
+        let (seen, proof) = self.nothing_there()?;
+        let nothing_left = cleared(proof) || seen.role != Role::Receiver;
+        nothing_left.then(|| gone_before_commit(seen, proof))
     }
 
     /// QEMU gave the transfer up, on either side. The reason is mostly the destination's to tell.
@@ -199,14 +212,32 @@ impl Reading<'_> {
             .collect();
         let error =
             if errors.is_empty() { "QEMU gave no reason".into() } else { errors.join("; ") };
-        Some(Event::TransferFailed { error })
+        Some(Event::TransferFailed { error, stood: self.stood() })
+    }
+
+    /// Whether the guest stood still for this transfer.
+    fn stood(self) -> Stood {
+        let ran = self
+            .speaking(self.source())
+            .is_some_and(|seen| seen.stopped_at_us == 0 && seen.resumed_at_us == 0);
+        if ran { Stood::No } else { Stood::Yes }
     }
 
     /// The source took it back before the order reached it.
     fn gave_up(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
         let error = seen.gave_up.clone().filter(|_| seen.handed == Handed::No)?;
-        Some(Event::SourceGaveUp { error })
+        Some(Event::SourceGaveUp { error, stood: self.stood() })
+    }
+
+    /// The guest runs, or ran, on the source although it is held there: it was let go on by someone
+    /// who may not (rule R4).
+    fn runs_though_held(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        let runs =
+            seen.held == Held::Yes && (seen.run_state == RunState::Running || seen.ran_again());
+        let error = || "the guest runs although it is held".to_owned();
+        runs.then(|| Event::SourceRunsAgain { error: error() })
     }
 }
 
@@ -238,6 +269,36 @@ impl Reading<'_> {
             .or_else(|| self.receiver_gone())
             .or_else(|| self.gave_up())
             .or_else(|| self.transfer_failed())
+    }
+
+    /// Nobody has ended the receiver yet, so one that is gone was lost.
+    fn recalling(self) -> Option<Event> {
+        self.source_lost().or_else(|| self.receiver_gone()).or_else(|| self.source_kept())
+    }
+
+    /// What the source says of a transfer is about the attempt before, until the guest is held.
+    fn holding(self) -> Option<Event> {
+        self.source_lost()
+            .or_else(|| self.receiver_gone())
+            .or_else(|| self.source_held())
+            .or_else(|| self.timed_out())
+    }
+
+    /// The guest stands still, and its agent's journal says that this is on purpose.
+    fn source_held(self) -> Option<Event> {
+        let seen = self.speaking(self.source())?;
+        let held = seen.held == Held::Yes
+            && seen.run_state == RunState::Paused
+            && seen.gave_up.is_none()
+            && !seen.ran_again();
+        held.then_some(Event::SourceHeld)
+    }
+
+    fn held(self) -> Option<Event> {
+        self.withheld()
+            .or_else(|| self.runs_though_held())
+            .or_else(|| self.stopped())
+            .or_else(|| self.timed_out())
     }
 
     fn stopped(self) -> Option<Event> {
@@ -350,11 +411,13 @@ impl Reading<'_> {
     }
 
     fn cancelling(self) -> Option<Event> {
-        if let Some(event) = self.source_lost() {
-            return Some(event);
-        }
+        self.source_lost().or_else(|| self.source_kept())
+    }
+
+    /// The source took its transfer back, if there was one, and its guest goes on.
+    fn source_kept(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
-        let kept = seen.handed == Handed::No && seen.transfer.is_over() && seen.run_state.has_run();
+        let kept = seen.handed == Handed::No && seen.transfer.is_over() && goes_on(seen);
         kept.then_some(Event::SourceContinued)
     }
 
@@ -363,9 +426,24 @@ impl Reading<'_> {
             return Some(event);
         }
         let seen = self.speaking(self.source())?;
-        let runs = seen.generation >= generation && seen.run_state.has_run();
+        let runs = seen.generation >= generation && goes_on(seen);
         runs.then_some(Event::SourceContinued)
     }
+}
+
+/// Whether a source's guest runs, or is as itself decided, and is not held any more: until the hold
+/// is over in the journal too, an agent that restarts would take it up again.
+fn goes_on(seen: &Seen) -> bool {
+    seen.run_state.has_run() && seen.held == Held::No
+}
+
+/// Says what a receiver that is gone means before ownership moved.
+fn gone_before_commit(seen: &Seen, proof: &GoneProof) -> Event {
+    let ran = match seen.continued {
+        Continued::No | Continued::Unknown => Ran::Never,
+        Continued::Yes => Ran::Maybe,
+    };
+    Event::ReceiverGone { proof: proof.clone(), ran }
 }
 
 /// Returns a side's proof that its QEMU is gone, if its journal can be believed.

@@ -165,6 +165,15 @@ pub enum Handed {
     Yes,
 }
 
+/// Whether the guest is held by this migration: stopped on purpose, by the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It is not.
+    No,
+    /// It is, and something of it is still switched off.
+    Yes,
+}
+
 /// Whether a `cont` of this incarnation is journalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Continued {
@@ -217,6 +226,8 @@ pub struct Seen {
     pub handed: Handed,
     /// Why it took the transfer back, journalled. `None` if it did not.
     pub gave_up: Option<String>,
+    /// Whether the guest is held.
+    pub held: Held,
     /// Whether a `cont` is journalled.
     pub continued: Continued,
     /// When the guest last stopped in this migration, in microseconds of the host's monotonic clock; zero if it did not.
@@ -251,6 +262,7 @@ impl Seen {
             transfer_error: String::new(),
             handed: Handed::No,
             gave_up: None,
+            held: Held::No,
             continued: Continued::Unknown,
             stopped_at_us: 0,
             resumed_at_us: 0,

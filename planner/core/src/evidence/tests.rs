@@ -233,7 +233,7 @@ fn the_reason_of_a_failed_transfer_is_told_by_both_sides() {
         failed(rows::source_seen(), "Channel error: Input/output error"),
         failed(rows::destination_seen(), "Unknown ramblock \"mem0\""),
     );
-    let Some(Event::TransferFailed { error }) = read(&rows::transferring(), &both, SOON) else {
+    let Some(Event::TransferFailed { error, .. }) = read(&rows::transferring(), &both, SOON) else {
         panic!("nothing was read");
     };
     assert_eq!(

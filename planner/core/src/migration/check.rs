@@ -1,6 +1,6 @@
 //! What no step of a migration may do, whatever happened. For stores, simulations and tests.
 
-use vmferry_types::PhaseLabel;
+use vmferry_types::{Method, PhaseLabel};
 
 use super::{Event, Flight, Migration, Refusal};
 
@@ -16,6 +16,9 @@ pub enum Breach {
     /// The owner changed without a new generation, or a generation was taken without a new owner.
     #[error("ownership moved without its generation")]
     Ownership,
+    /// The guest is carried another way, without what makes that safe.
+    #[error("the method changed without its proof")]
+    Method,
     /// A migration that had ended went on.
     #[error("an ended migration went on")]
     Resurrected,
@@ -41,6 +44,13 @@ pub fn check_step(before: &Migration, after: &Migration) -> Vec<Breach> {
     }
     if (old.host != new.host) != (new.generation > old.generation) {
         breaches.push(Breach::Ownership);
+    }
+    let kept = before.method == after.method && before.downgraded == after.downgraded;
+    let turned = before.downgraded.is_none()
+        && after.downgraded.as_ref().is_some_and(|of| of.from == before.method)
+        && after.method == Method::Snapshot;
+    if !kept && !turned {
+        breaches.push(Breach::Method);
     }
     if before.label().is_terminal() && after.label() != before.label() {
         breaches.push(Breach::Resurrected);

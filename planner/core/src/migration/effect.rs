@@ -35,6 +35,8 @@ pub enum Effect {
     TryAdmit,
     /// Start the receiver on the destination, or learn where it listens.
     ArmReceiver,
+    /// Hold the guest still at the source, durably; the attempt before it is forgotten there.
+    HoldGuest,
     /// Begin to send, or learn that it is under way.
     StartTransfer {
         /// Where the receiver listens.
@@ -53,7 +55,7 @@ pub enum Effect {
     ContinueDestination,
     /// End the source's QEMU, whose guest goes on elsewhere.
     ReleaseSource,
-    /// Take the transfer back at the source, which was never ordered.
+    /// Take the transfer back at the source, which was never ordered, and let go on what was held.
     CancelTransfer {
         /// Why, for its journal.
         cause: String,
@@ -77,6 +79,7 @@ impl Effect {
         match self {
             Self::TryAdmit => "try_admit",
             Self::ArmReceiver => "arm_receiver",
+            Self::HoldGuest => "hold_guest",
             Self::StartTransfer { .. } => "start_transfer",
             Self::OrderSwitchover => "order_switchover",
             Self::KillSource { .. } => "kill_source",
@@ -97,7 +100,8 @@ impl Effect {
             Self::ArmReceiver | Self::ContinueDestination | Self::DestroyReceiver { .. } => {
                 Some(Side::Destination)
             }
-            Self::StartTransfer { .. }
+            Self::HoldGuest
+            | Self::StartTransfer { .. }
             | Self::OrderSwitchover
             | Self::KillSource { .. }
             | Self::ReleaseSource
@@ -108,6 +112,38 @@ impl Effect {
 }
 
 impl Migration {
+    /// Says whether `effect` begins something of this migration where nothing was ordered yet: one
+    /// that is refused for good is given back, not asked for again.
+    #[must_use]
+    pub const fn begins_with(&self, effect: &Effect) -> bool {
+        let unordered = match &self.phase {
+            Phase::Admitted { .. }
+            | Phase::Captured { switchover: Switchover::Held { .. }, .. } => true,
+            Phase::Queued { .. }
+            | Phase::Captured { .. }
+            | Phase::Restored { .. }
+            | Phase::Committed { .. }
+            | Phase::Attached { .. }
+            | Phase::Done { .. }
+            | Phase::RollingBack { .. }
+            | Phase::Aborted { .. }
+            | Phase::Failed { .. } => false,
+        };
+        let begins = match effect {
+            Effect::ArmReceiver | Effect::HoldGuest | Effect::StartTransfer { .. } => true,
+            Effect::TryAdmit
+            | Effect::OrderSwitchover
+            | Effect::KillSource { .. }
+            | Effect::Commit
+            | Effect::ContinueDestination
+            | Effect::ReleaseSource
+            | Effect::CancelTransfer { .. }
+            | Effect::DestroyReceiver { .. }
+            | Effect::ResumeSource { .. } => false,
+        };
+        unordered && begins
+    }
+
     /// Returns what the world is still owed.
     ///
     /// Called alike after a commit, at start-up and by the timer. `None` while only an observation,
@@ -120,7 +156,17 @@ impl Migration {
             Phase::Admitted { stage: Stage::Transferring { listener }, .. } => {
                 Some(Effect::StartTransfer { listener: listener.clone() })
             }
+            Phase::Admitted { stage: Stage::Recalling { cause }, .. } => {
+                Some(Effect::CancelTransfer { cause: cause.to_string() })
+            }
+            Phase::Admitted { stage: Stage::Clearing { cause }, .. } => {
+                Some(Effect::DestroyReceiver { cause: cause.to_string() })
+            }
+            Phase::Admitted { stage: Stage::Holding { .. }, .. } => Some(Effect::HoldGuest),
             Phase::Captured { switchover, .. } => match switchover {
+                Switchover::Held { listener } => {
+                    Some(Effect::StartTransfer { listener: listener.clone() })
+                }
                 Switchover::Withheld => None,
                 Switchover::Ordered => Some(Effect::OrderSwitchover),
                 Switchover::Forward => Some(Effect::KillSource {

@@ -34,6 +34,21 @@ pub enum Ran {
     Maybe,
 }
 
+/// Whether the guest stood still for a transfer that was given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Stood {
+    /// It ran all the time, as far as the source's agent saw.
+    No,
+    /// It did, or nobody can tell.
+    #[default]
+    Yes,
+}
+
 /// What happened to a migration.
 ///
 /// Observations are levels: the same fact may be told twice, late, or by another planner. An event
@@ -74,6 +89,8 @@ pub enum Event {
         /// Where.
         listener: Listener,
     },
+    /// The source's guest is held: it stands still on purpose, and stays so over restarts.
+    SourceHeld,
     /// The source's guest stands still at the switchover, which is not ordered.
     SourceStopped,
     /// An operator opened the gate before the switchover.
@@ -89,13 +106,19 @@ pub enum Event {
     SourceGaveUp {
         /// Why.
         error: String,
+        /// Whether the guest stood still for it.
+        #[cfg_attr(feature = "serde", serde(default))]
+        stood: Stood,
     },
     /// QEMU gave this attempt's transfer up.
     TransferFailed {
         /// Why.
         error: String,
+        /// Whether the guest stood still for it.
+        #[cfg_attr(feature = "serde", serde(default))]
+        stood: Stood,
     },
-    /// The source's guest runs although the switchover was ordered.
+    /// The source's guest runs although it is held, or the switchover was ordered.
     SourceRunsAgain {
         /// What QEMU said.
         error: String,
@@ -147,6 +170,7 @@ impl Event {
             Self::Refused { .. } => "refused",
             Self::CancelRequested => "cancel_requested",
             Self::ReceiverArmed { .. } => "receiver_armed",
+            Self::SourceHeld => "source_held",
             Self::SourceStopped => "source_stopped",
             Self::SwitchoverAllowed => "switchover_allowed",
             Self::CommitAllowed => "commit_allowed",

@@ -41,16 +41,39 @@ pub enum Stage {
         /// Where the receiver listens.
         listener: Listener,
     },
+    /// The live transfer was refused, and the guest may be held instead: the source has to take its
+    /// transfer back and say that its guest runs.
+    Recalling {
+        /// Why it was refused.
+        cause: Cause,
+    },
+    /// The same, and the guest runs on: the receiver of the live transfer has to be proven gone
+    /// before another one is armed.
+    Clearing {
+        /// Why it was refused.
+        cause: Cause,
+    },
+    /// The receiver listens: the guest is to be held still before anything is sent.
+    Holding {
+        /// Where the receiver listens.
+        listener: Listener,
+    },
 }
 
-/// What was decided while the guest stands still at the switchover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What was decided while the guest stands still on the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "snake_case")
 )]
 pub enum Switchover {
+    /// Not ordered: the guest is held, and its memory crosses. The source may still take it back by
+    /// itself.
+    Held {
+        /// Where the receiver listens.
+        listener: Listener,
+    },
     /// Not ordered: a gate is closed. The source may still take it back by itself.
     Withheld,
     /// Ordered: from here the source may be sending its last.

@@ -5,12 +5,12 @@ use vmferry_types::{
 };
 
 use super::{
-    AutoConverge, Back, Blocked, Cause, Cleanup, Event, Gates, GoneProof, Guest, Handover,
-    Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver, SourceWord, Stage,
-    Switchover, Terms, Word,
+    AutoConverge, Back, Blocked, Cause, Cleanup, Downgrade, Downgraded, Event, Gates, GoneProof,
+    Guest, Handover, Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver,
+    SourceWord, Stage, Stood, Switchover, Terms, Word,
 };
 use crate::evidence::{
-    Continued, Ended, Handed, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
 
 pub(crate) const ID: MigrationId = MigrationId::from_u128(1);
@@ -33,7 +33,13 @@ pub(crate) fn terms() -> Terms {
         max_bandwidth: BytesPerSec(0),
         auto_converge: AutoConverge::Off,
         gates: Gates::OPEN,
+        downgrade: Downgrade::Never,
     }
+}
+
+/// Terms under which a live move that is refused goes on as a held one.
+pub(crate) fn lenient() -> Terms {
+    Terms { downgrade: Downgrade::Snapshot, ..terms() }
 }
 
 pub(crate) fn opening() -> Opening {
@@ -72,6 +78,50 @@ pub(crate) fn listener() -> Listener {
 pub(crate) fn transferring() -> Migration {
     let stage = Stage::Transferring { listener: listener() };
     in_phase(Phase::Admitted { destination: host("b"), stage })
+}
+
+fn refused() -> Cause {
+    Cause::GaveUp { error: "no byte crossed".into() }
+}
+
+pub(crate) fn recalling() -> Migration {
+    let stage = Stage::Recalling { cause: refused() };
+    Migration { terms: lenient(), ..in_phase(Phase::Admitted { destination: host("b"), stage }) }
+}
+
+pub(crate) fn clearing_live() -> Migration {
+    let stage = Stage::Clearing { cause: refused() };
+    Migration { terms: lenient(), ..in_phase(Phase::Admitted { destination: host("b"), stage }) }
+}
+
+/// The receiver of the live attempt that was refused.
+pub(crate) fn gone_before() -> GoneProof {
+    GoneProof { pid: 99, start_time: 4, ..gone("b") }
+}
+
+/// Turned to a held move, in the same row.
+fn downgraded(phase: Phase) -> Migration {
+    let before = Downgraded { from: Method::Precopy, cause: refused(), receiver: gone_before() };
+    Migration {
+        method: Method::Snapshot,
+        downgraded: Some(before),
+        terms: lenient(),
+        ..in_phase(phase)
+    }
+}
+
+pub(crate) fn arming_again() -> Migration {
+    downgraded(Phase::Admitted { destination: host("b"), stage: Stage::Arming })
+}
+
+pub(crate) fn holding() -> Migration {
+    let stage = Stage::Holding { listener: listener() };
+    downgraded(Phase::Admitted { destination: host("b"), stage })
+}
+
+pub(crate) fn held() -> Migration {
+    let switchover = Switchover::Held { listener: listener() };
+    downgraded(Phase::Captured { destination: host("b"), switchover })
 }
 
 pub(crate) fn captured(switchover: Switchover) -> Migration {
@@ -174,6 +224,12 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("queued", waiting()),
         ("arming", arming()),
         ("transferring", transferring()),
+        ("transferring +", Migration { terms: lenient(), ..transferring() }),
+        ("recalling", recalling()),
+        ("clearing live", clearing_live()),
+        ("arming again", arming_again()),
+        ("holding", holding()),
+        ("held", held()),
         ("withheld", captured(Switchover::Withheld)),
         ("ordered", captured(Switchover::Ordered)),
         ("forward", captured(Switchover::Forward)),
@@ -207,12 +263,13 @@ pub(crate) fn events() -> Vec<(&'static str, Event)> {
         ("refused", Event::Refused { blockers: vec![] }),
         ("cancel", Event::CancelRequested),
         ("armed", Event::ReceiverArmed { listener: listener() }),
+        ("held", Event::SourceHeld),
         ("stopped", Event::SourceStopped),
         ("sw allowed", Event::SwitchoverAllowed),
         ("commit", Event::CommitAllowed),
         ("both", Event::BothComplete { proof: handover() }),
-        ("gave up", Event::SourceGaveUp { error: error() }),
-        ("xfer failed", Event::TransferFailed { error: error() }),
+        ("gave up", Event::SourceGaveUp { error: error(), stood: Stood::No }),
+        ("xfer failed", Event::TransferFailed { error: error(), stood: Stood::No }),
         ("runs again", Event::SourceRunsAgain { error: error() }),
         ("timed out", Event::TransferTimedOut),
         ("dec. back", Event::DecidedBack),
@@ -249,12 +306,25 @@ pub(crate) fn source_seen() -> Seen {
         transfer_error: String::new(),
         handed: Handed::No,
         gave_up: None,
+        held: Held::No,
         continued: Continued::Yes,
         stopped_at_us: 0,
         resumed_at_us: 0,
         still: Millis::ZERO,
         trouble: String::new(),
         at: Timestamp(900),
+    }
+}
+
+/// What the source's agent says of a guest that is held, before anything is sent.
+pub(crate) fn source_held() -> Seen {
+    Seen {
+        role: Role::Held,
+        held: Held::Yes,
+        run_state: RunState::Paused,
+        transfer: TransferState::None,
+        stopped_at_us: 5,
+        ..source_seen()
     }
 }
 

@@ -6,6 +6,8 @@
 mod back;
 mod end;
 mod forward;
+mod held;
+mod recall;
 
 use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
 
@@ -17,6 +19,18 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
         Phase::Admitted { destination, stage: Stage::Arming } => forward::arming(at, destination),
         Phase::Admitted { destination, stage: Stage::Transferring { .. } } => {
             forward::transferring(at, destination)
+        }
+        Phase::Admitted { destination, stage: Stage::Recalling { cause } } => {
+            recall::recalling(at, destination, cause)
+        }
+        Phase::Admitted { destination, stage: Stage::Clearing { .. } } => {
+            recall::clearing(at, destination)
+        }
+        Phase::Admitted { destination, stage: Stage::Holding { listener } } => {
+            held::holding(at, destination, listener)
+        }
+        Phase::Captured { destination, switchover: Switchover::Held { .. } } => {
+            held::held(at, destination)
         }
         Phase::Captured { destination, switchover: Switchover::Withheld } => {
             forward::withheld(at, destination)

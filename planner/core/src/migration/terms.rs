@@ -31,6 +31,41 @@ pub struct Terms {
     pub auto_converge: AutoConverge,
     /// Where the migration waits for an operator's word.
     pub gates: Gates,
+    /// What may be done if the live transfer is refused. Rows of before it was asked for say no.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub downgrade: Downgrade,
+}
+
+/// What may be done if a live transfer is refused before the guest was touched (rule R5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Downgrade {
+    /// Nothing: the migration ends, and the guest stays where it is.
+    #[default]
+    Never,
+    /// The guest may be held still while its memory crosses.
+    Snapshot,
+}
+
+impl Downgrade {
+    /// Returns the one spelling of this value.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Snapshot => "snapshot",
+        }
+    }
+
+    /// Reads a label; `None` if there is no such value.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        [Self::Never, Self::Snapshot].into_iter().find(|value| value.label() == label)
+    }
 }
 
 /// Whether QEMU may slow a guest down that dirties memory faster than it is sent.

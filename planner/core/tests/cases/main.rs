@@ -345,7 +345,7 @@ fn a_request_that_meets_a_full_fleet_waits_from_its_first_refusal_and_not_for_ev
 }
 
 fn opened(deadline: Timestamp) -> Migration {
-    use vmferry_planner_core::migration::{AutoConverge, Gates, Terms};
+    use vmferry_planner_core::migration::{AutoConverge, Downgrade, Gates, Terms};
     use vmferry_types::{BytesPerSec, Generation, Method, MigrationId};
 
     Migration::open(Opening {
@@ -363,6 +363,7 @@ fn opened(deadline: Timestamp) -> Migration {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
+            downgrade: Downgrade::Never,
         },
         generation: Generation::FIRST,
         deadline,

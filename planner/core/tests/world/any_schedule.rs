@@ -1,10 +1,10 @@
 //! Random accidents, and what must hold after each. `PROPTEST_CASES` asks for more of them.
 
 use proptest::prelude::*;
-use vmferry_planner_core::evidence::Continued;
+use vmferry_planner_core::evidence::{Continued, Held};
 use vmferry_planner_core::migration::check::{check_step, replay};
-use vmferry_planner_core::migration::{Event, Gate, Gates, Side};
-use vmferry_types::PhaseLabel;
+use vmferry_planner_core::migration::{Downgrade, Event, Gate, Gates, Side};
+use vmferry_types::{Method, PhaseLabel};
 
 use crate::model::{Agent, Channel, Life, Monitor};
 use crate::planner::{Luck, World};
@@ -21,6 +21,9 @@ enum Happening {
     HoldLimit,
     PlannerDies,
     Cut,
+    Mends,
+    Stall,
+    Resumed,
     Kill(Side),
     AgentTurns(Side),
     MonitorTurns,
@@ -46,6 +49,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::HoldLimit),
         2 => Just(Happening::PlannerDies),
         1 => Just(Happening::Cut),
+        2 => Just(Happening::Mends),
+        2 => Just(Happening::Stall),
+        1 => Just(Happening::Resumed),
         1 => side().prop_map(Happening::Kill),
         2 => side().prop_map(Happening::AgentTurns),
         1 => Just(Happening::MonitorTurns),
@@ -68,6 +74,9 @@ fn happen(world: &mut World, happening: &Happening) {
         Happening::HoldLimit => world.hosts.hold_limit(),
         Happening::PlannerDies => world.planner_dies(),
         Happening::Cut => world.hosts.channel = Channel::Cut,
+        Happening::Mends => world.hosts.channel = Channel::Whole,
+        Happening::Stall => world.hosts.stall(),
+        Happening::Resumed => world.hosts.someone_resumes(),
         Happening::Kill(side) => world.hosts.kill(*side),
         Happening::AgentTurns(side) => {
             let end = world.hosts.end_mut(*side);
@@ -135,6 +144,11 @@ fn check_end(world: &World, killed: &[Side]) {
         | PhaseLabel::Attached
         | PhaseLabel::RollingBack => unreachable!("it is over"),
     }
+    if world.hosts.source.life == Life::Alive {
+        assert_eq!(world.hosts.source.hold, Held::No, "a guest is held for nothing");
+        let (held, let_go) = world.hosts.source.holds;
+        assert_eq!(held, let_go, "a guest goes on as often as it was held");
+    }
     if !committed && !source_killed && world.hosts.source.life == Life::Alive {
         assert!(world.hosts.source.runs(), "a guest that did not move does not run on");
     }
@@ -146,14 +160,24 @@ fn gates() -> impl Strategy<Value = Gates> {
     (gate(), gate()).prop_map(|(switchover, commit)| Gates { switchover, commit })
 }
 
+/// How a guest is to be carried, and what may become of that.
+fn ways() -> impl Strategy<Value = (Method, Downgrade)> {
+    prop_oneof![
+        Just((Method::Precopy, Downgrade::Never)),
+        Just((Method::Precopy, Downgrade::Snapshot)),
+        Just((Method::Snapshot, Downgrade::Never)),
+    ]
+}
+
 proptest! {
     #[test]
     fn any_schedule_keeps_the_invariants(
         gates in gates(),
+        (method, downgrade) in ways(),
         undisturbed in 0usize..16,
         happenings in prop::collection::vec(happening(), 0..60),
     ) {
-        let mut world = World::new(gates);
+        let mut world = World::open(gates, method, downgrade);
         for _ in 0..undisturbed {
             world.turn();
         }

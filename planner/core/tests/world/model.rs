@@ -5,7 +5,7 @@
 //! after the order resumes by itself.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, TransferState,
 };
 use vmferry_planner_core::migration::{Effect, GoneProof, Process, ProofKind, Side};
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
@@ -51,6 +51,8 @@ pub(crate) struct End {
     pub(crate) agent: Agent,
     pub(crate) monitor: Monitor,
     pub(crate) life: Life,
+    /// Tells its processes apart: each launch has the next.
+    pid: u32,
     pub(crate) run: RunState,
     pub(crate) transfer: TransferState,
     pub(crate) claim: Claim,
@@ -59,6 +61,9 @@ pub(crate) struct End {
     pub(crate) handed: Handed,
     pub(crate) gave_up: Option<String>,
     pub(crate) continued: Continued,
+    pub(crate) hold: Held,
+    /// How often it was held, and let go on by its agent.
+    pub(crate) holds: (u32, u32),
     pub(crate) stopped_at: u64,
     pub(crate) resumed_at: u64,
 }
@@ -89,6 +94,7 @@ impl End {
             agent: Agent::Up,
             monitor: Monitor::Answers,
             life: if source { Life::Alive } else { Life::Never },
+            pid: 1,
             run: if source { RunState::Running } else { RunState::Unknown },
             transfer: TransferState::None,
             claim: Claim::from_stored(0),
@@ -97,6 +103,8 @@ impl End {
             handed: Handed::No,
             gave_up: None,
             continued: if source { Continued::Yes } else { Continued::No },
+            hold: Held::No,
+            holds: (0, 0),
             stopped_at: 0,
             resumed_at: 0,
         }
@@ -127,6 +135,11 @@ impl End {
             claim: self.claim,
             knowledge: if silent { Knowledge::Unresponsive } else { Knowledge::Known },
             role: match (self.side, self.life) {
+                (Side::Source, Life::Never | Life::Alive | Life::Dead)
+                    if self.hold == Held::Yes =>
+                {
+                    Role::Held
+                }
                 (Side::Source, Life::Never | Life::Alive | Life::Dead) => Role::Running,
                 (Side::Source, Life::Cleared)
                 | (Side::Destination, Life::Never | Life::Cleared) => Role::Absent,
@@ -135,7 +148,7 @@ impl End {
             },
             generation: self.generation,
             migration: Some(ID),
-            process: alive.then(|| Process { pid: 1, start_time: 1, boot_id: "x".into() }),
+            process: alive.then(|| Process { pid: self.pid, start_time: 1, boot_id: "x".into() }),
             gone: (!alive).then(|| self.proof(now)),
             ended: Ended::Unsaid,
             run_state: if alive && !silent { self.run } else { RunState::Unknown },
@@ -143,6 +156,7 @@ impl End {
             transfer_error: String::new(),
             handed: self.handed,
             gave_up: self.gave_up.clone(),
+            held: self.hold,
             continued: self.continued,
             stopped_at_us: self.stopped_at,
             resumed_at_us: self.resumed_at,
@@ -160,7 +174,7 @@ impl End {
             },
             host: self.name(),
             boot_id: "x".into(),
-            pid: 1,
+            pid: self.pid,
             start_time: 1,
             ended: "signal 9".into(),
             at: Timestamp(now),
@@ -168,7 +182,24 @@ impl End {
         }
     }
 
-    fn resume(&mut self, now: u64) {
+    /// QEMU is done with a transfer: the guest is as it was before.
+    fn back(&mut self, now: u64) {
+        match self.hold {
+            Held::No => self.resume(now),
+            Held::Yes => self.run = RunState::Paused,
+        }
+    }
+
+    /// The agent lets go on what it held.
+    fn let_go(&mut self, now: u64) {
+        if self.hold == Held::Yes {
+            self.holds.1 += 1;
+            self.hold = Held::No;
+            self.resume(now);
+        }
+    }
+
+    pub(crate) fn resume(&mut self, now: u64) {
         if self.run != RunState::Running {
             self.resumed_at = now;
         }
@@ -243,6 +274,7 @@ impl Hosts {
                 | Effect::ReleaseSource => {}
                 Effect::TryAdmit
                 | Effect::ArmReceiver
+                | Effect::HoldGuest
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::Commit
@@ -259,6 +291,7 @@ impl Hosts {
         match effect {
             Effect::TryAdmit | Effect::Commit => Answer::Refused("not an agent's"),
             Effect::ArmReceiver => self.arm(),
+            Effect::HoldGuest => self.hold(),
             Effect::StartTransfer { .. } => self.start(),
             Effect::OrderSwitchover => self.order(),
             Effect::KillSource { .. } => self.end_source(),
@@ -285,15 +318,41 @@ impl Hosts {
 
     fn arm(&mut self) -> Answer {
         match self.destination.life {
-            Life::Never => {
+            // One that was cleared away was of an attempt before.
+            Life::Never | Life::Cleared => {
                 self.destination.life = Life::Alive;
+                self.destination.pid += 1;
                 self.destination.run = RunState::InMigrate;
                 self.destination.transfer = TransferState::Setup;
                 Answer::Done
             }
             Life::Alive => Answer::Done,
-            Life::Dead | Life::Cleared => Answer::Refused("receiver_gone"),
+            Life::Dead => Answer::Refused("receiver_gone"),
         }
+    }
+
+    fn hold(&mut self) -> Answer {
+        let now = self.now;
+        let end = &mut self.source;
+        if end.life != Life::Alive {
+            return Answer::Refused("gone");
+        }
+        assert_eq!(end.handed, Handed::No, "a guest that was handed over is held");
+        assert_ne!(
+            end.transfer,
+            TransferState::Active,
+            "a guest is held in the middle of a transfer"
+        );
+        if end.hold == Held::No {
+            end.hold = Held::Yes;
+            end.holds.0 += 1;
+            end.gave_up = None;
+            end.transfer = TransferState::None;
+            end.resumed_at = 0;
+        }
+        end.run = RunState::Paused;
+        end.stopped_at = now;
+        Answer::Done
     }
 
     fn start(&mut self) -> Answer {
@@ -365,6 +424,7 @@ impl Hosts {
         }
         self.source.handed = Handed::No;
         let now = self.now;
+        self.source.let_go(now);
         self.source.resume(now);
         Answer::Done
     }
@@ -377,8 +437,19 @@ impl Hosts {
         self.source.gave_up.get_or_insert_with(|| why.to_owned());
         if matches!(self.source.transfer, TransferState::Active | TransferState::PreSwitchover) {
             self.source.transfer = TransferState::Cancelled;
-            self.source.resume(now);
+            self.source.back(now);
             self.destination_fails();
+        }
+        self.source.let_go(now);
+    }
+
+    /// The source's agent sees no byte cross while the guest runs, and takes the transfer back.
+    pub(crate) fn stall(&mut self) {
+        let moves = self.source.transfer == TransferState::Active
+            && self.source.agent == Agent::Up
+            && self.source.monitor == Monitor::Answers;
+        if moves {
+            self.give_up("no byte crossed");
         }
     }
 
@@ -390,12 +461,23 @@ impl Hosts {
 
     /// The source's agent has heard nobody for the hold limit.
     pub(crate) fn hold_limit(&mut self) {
-        let standing = self.source.transfer == TransferState::PreSwitchover
+        let stands =
+            self.source.transfer == TransferState::PreSwitchover || self.source.hold == Held::Yes;
+        let standing = stands
             && self.source.handed == Handed::No
             && self.source.agent == Agent::Up
             && self.source.monitor == Monitor::Answers;
         if standing {
             self.give_up("nobody was heard");
+        }
+    }
+
+    /// Someone who may not lets a held guest run, before or while its memory crosses.
+    pub(crate) fn someone_resumes(&mut self) {
+        let now = self.now;
+        let end = &mut self.source;
+        if end.life == Life::Alive && end.hold == Held::Yes && end.run == RunState::Paused {
+            end.resume(now);
         }
     }
 
@@ -411,8 +493,10 @@ impl Hosts {
         match (self.source.transfer, self.destination.transfer) {
             (TransferState::Active, TransferState::Active) => {
                 self.source.transfer = TransferState::PreSwitchover;
+                if self.source.run == RunState::Running {
+                    self.source.stopped_at = self.now;
+                }
                 self.source.run = RunState::FinishMigrate;
-                self.source.stopped_at = self.now;
             }
             (TransferState::Device, TransferState::Active) => {
                 self.destination.transfer = TransferState::Completed;
@@ -436,7 +520,7 @@ impl Hosts {
         if matches!(self.source.transfer, TransferState::Active | TransferState::Device) {
             self.source.transfer = TransferState::Failed;
             let now = self.now;
-            self.source.resume(now);
+            self.source.back(now);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use vmferry_planner_core::evidence::{Seen, Sides, Times, permit, read};
 use vmferry_planner_core::migration::{
-    AutoConverge, Effect, Entry, Event, Gates, Listener, Migration, Opening, Side, Terms,
+    AutoConverge, Downgrade, Effect, Entry, Event, Gates, Listener, Migration, Opening, Side, Terms,
 };
 use vmferry_planner_core::stuck;
 use vmferry_types::{BytesPerSec, Claim, Method, Millis, Timestamp, VmId};
@@ -43,6 +43,10 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(gates: Gates) -> Self {
+        Self::open(gates, Method::Precopy, Downgrade::Never)
+    }
+
+    pub(crate) fn open(gates: Gates, method: Method, downgrade: Downgrade) -> Self {
         let terms = Terms {
             asked_destination: None,
             hold_limit: Millis(10_000),
@@ -53,17 +57,18 @@ impl World {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates,
+            downgrade,
         };
         let row = Migration::open(Opening {
             id: ID,
             vm: VmId::from_u128(2),
             source: host("a"),
-            method: Method::Precopy,
+            method,
             terms,
             generation: FIRST,
             deadline: Timestamp(u64::MAX),
         })
-        .expect("precopy is carried out");
+        .expect("it is carried out");
         Self {
             hosts: Hosts::new(),
             first: row.clone(),
@@ -83,13 +88,13 @@ impl World {
 
     /// A request or an answer becomes an event.
     pub(crate) fn apply(&mut self, event: Event) {
-        let label = self.row.label();
+        let before = self.row.clone();
         if let Ok(entries) = self.row.advance(event) {
             for entry in entries {
                 self.row = entry.after.clone();
                 self.log.push(entry);
             }
-            if self.row.label() != label {
+            if self.row.entered_anew(&before) {
                 self.entered = self.hosts.now;
             }
         }

@@ -52,6 +52,7 @@ impl Agent {
             Action::StartVm(_) => self.start(vm, word).await,
             Action::StopVm(stop) => self.stop(vm, word, stop.how()).await,
             Action::ForgetVm(_) => self.forget(vm),
+            Action::HoldGuest(_) => self.hold(vm, word).await,
         };
         if let Err(refusal) = &outcome {
             self.world.note(|| {
@@ -201,6 +202,7 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::ReleaseSource(_) => "release_source",
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
+        Action::HoldGuest(_) => "hold_guest",
     }
 }
 

@@ -105,6 +105,9 @@ fn fill_record(seen: &mut v1::VmObservation, record: &Record) {
     seen.step = record.fence.step.value();
     seen.migration_id = id_text(record.fence.migration);
     seen.ever_continued = record.continued() == Cont::Ordered;
+    if record.held().is_some() {
+        seen.switched_off.push("vcpus".to_owned());
+    }
     match record.outgoing().map(|sent| &sent.order) {
         None | Some(Order::Open) => {}
         Some(Order::Handed) => seen.handed = true,

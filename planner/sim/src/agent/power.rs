@@ -40,7 +40,7 @@ impl Agent {
         let process = self.plan(vm, word);
         self.write(vm, |record| {
             record.ended = None;
-            record.part = Part::Running { process: process.clone(), outgoing: None };
+            record.part = Part::Running { process: process.clone(), outgoing: None, held: None };
         });
         self.step().await;
         self.boot(vm, &process).await
@@ -87,7 +87,7 @@ impl Agent {
             Part::Receiver { .. } => {
                 return Err(Refusal::new("wrong_state", "this is a receiver, not a running VM"));
             }
-            Part::Running { process, outgoing } => {
+            Part::Running { process, outgoing, .. } => {
                 let pid = match self.judge(process) {
                     Some(Judged::Alive(pid)) => Some(pid),
                     Some(Judged::Gone { .. }) => None,

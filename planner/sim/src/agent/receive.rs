@@ -29,10 +29,6 @@ impl Agent {
             },
             Part::Absent | Part::Stopped => {}
         }
-        let over = record.ended.is_some_and(|ended| ended.migration == Some(word.migration));
-        if over {
-            return Err(Refusal::new("receiver_gone", "the receiver of this migration has ended"));
-        }
         let blocked = self.world.with(|state| {
             let odds = state.weather.blocked;
             state.dice.agent.chance(odds)
@@ -211,7 +207,7 @@ impl Agent {
         self.write(vm, |record| {
             if let Part::Receiver { process, .. } = &record.part {
                 let process = process.clone();
-                record.part = Part::Running { process, outgoing: None };
+                record.part = Part::Running { process, outgoing: None, held: None };
             }
         });
         Ok(v1::ExecuteReply::default())

@@ -76,8 +76,15 @@ impl Agent {
                 });
             }
         });
-        self.world
-            .with(|state| state.saw(&self.host, vm, |sight| *sight = super::Sight::default()));
+        // Of a guest that is held it is known since when it stands still.
+        let held = self.record(vm).is_some_and(|record| record.held().is_some());
+        self.world.with(|state| {
+            state.saw(&self.host, vm, |sight| {
+                if !held {
+                    *sight = super::Sight::default();
+                }
+            });
+        });
         self.step().await;
         let told = self.world.with(|state| match state.qemu_mut(&self.host, pid) {
             Some(qemu) => qemu.migrate().map_err(|error| Refusal::new("internal", error)),
@@ -151,22 +158,20 @@ impl Agent {
         let (_, pid) = self.running(vm)?;
         let sent = self.record(vm).and_then(|record| record.outgoing().cloned());
         match sent.map(|sent| sent.order) {
-            None | Some(Order::GaveUp(_)) => {}
             Some(Order::Handed | Order::TakenBack(_)) => {
                 return Err(Refusal::new("wrong_state", "the switchover was ordered"));
             }
-            Some(Order::Open) => {
-                self.decided(vm, &Order::GaveUp(cause.to_owned()));
-            }
+            None | Some(Order::GaveUp(_) | Order::Open) => self.gives_up(vm, cause.to_owned()),
         }
         self.step().await;
-        self.call_back(pid).await
+        self.call_back(vm, pid).await
     }
 
-    /// Calls QEMU's transfer back and waits until the guest runs.
-    pub(super) async fn call_back(&self, pid: u32) -> Result<v1::ExecuteReply, Refusal> {
+    /// Calls QEMU's transfer back, lets go on what is held, and waits until the guest runs.
+    pub(super) async fn call_back(&self, vm: VmId, pid: u32) -> Result<v1::ExecuteReply, Refusal> {
         self.responsive(pid)?;
         self.world.with(|state| state.cancel_transfer(&self.host, pid));
+        self.let_go(vm, pid).await?;
         self.wait_for_run(pid).await
     }
 
@@ -209,11 +214,12 @@ impl Agent {
                 .map_or((RunState::Unknown, false), |qemu| (qemu.run, qemu.busy()))
         });
         if busy {
-            return self.call_back(pid).await;
+            return self.call_back(vm, pid).await;
         }
         if !goes(run) {
             self.world.with(|state| state.cont(&self.host, pid, "resumed"))?;
         }
+        self.let_go(vm, pid).await?;
         self.wait_for_run(pid).await
     }
 

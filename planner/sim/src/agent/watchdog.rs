@@ -27,6 +27,7 @@ impl Agent {
                     .iter()
                     .filter(|(_, record)| {
                         record.outgoing().is_some_and(|sent| sent.order == Order::Open)
+                            || record.holds()
                     })
                     .map(|(vm, _)| *vm)
                     .collect()
@@ -42,7 +43,11 @@ impl Agent {
     /// Says why a transfer is to be called back, if it is.
     fn due(&self, vm: VmId) -> Option<String> {
         let record = self.record(vm)?;
-        let sent = record.outgoing().filter(|sent| sent.order == Order::Open)?.clone();
+        let sent = record.outgoing().filter(|sent| sent.order == Order::Open).cloned();
+        let held = record.holds();
+        if sent.is_none() && !held {
+            return None;
+        }
         let Some(Judged::Alive(pid)) = self.judge(record.process()?) else { return None };
         let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsHold));
         let hold = if record.hold_limit_ms == 0 { HOLD_MS } else { record.hold_limit_ms };
@@ -57,14 +62,19 @@ impl Agent {
                 lane.bytes = bytes;
                 lane.progressed = now;
             }
-            if transfer == TransferState::PreSwitchover {
+            if held || transfer == TransferState::PreSwitchover {
                 let since = *lane.still_since.get_or_insert(now);
                 let quiet = age(since).min(age(lane.heard));
-                return (quiet >= Duration::from_millis(hold)
-                    && !(forgets && self.incarnation > 1))
-                    .then(|| "no driver was heard".to_owned());
+                if quiet >= Duration::from_millis(hold) && !(forgets && self.incarnation > 1) {
+                    return Some("no driver was heard".to_owned());
+                }
+                if !held {
+                    return None;
+                }
+            } else {
+                lane.still_since = None;
             }
-            lane.still_since = None;
+            let sent = sent?;
             let moving = matches!(transfer, TransferState::Setup | TransferState::Active);
             if !moving {
                 return None;
@@ -87,14 +97,10 @@ impl Agent {
             Some(Judged::Gone { .. }) | None => return,
         };
         self.world.note(|| format!("host {}: gives up: {cause}", self.host));
-        self.write(vm, |record| {
-            if let Some(sent) = record.outgoing_mut() {
-                sent.order = Order::GaveUp(cause);
-            }
-        });
+        self.gives_up(vm, cause);
         self.step().await;
         // What is not called back now is by the next command, or by the next agent's first look.
-        if let Err(refusal) = self.call_back(pid).await {
+        if let Err(refusal) = self.call_back(vm, pid).await {
             self.world.note(|| format!("host {}: {}", self.host, refusal.message));
         }
     }

@@ -344,7 +344,7 @@ impl Tables {
             row.migration = entry.after.clone();
             row.seq = row.seq.next();
         }
-        if row.migration.label() != before.migration.label() {
+        if row.migration.entered_anew(&before.migration) {
             row.notes.entered_us = write.now_us;
         }
         row.ended_us = match row.migration.books().flight {

@@ -1,6 +1,6 @@
 //! Going back, in the order that is safe (rule R10).
 
-use vmferry_types::{Generation, HostId};
+use vmferry_types::{Generation, HostId, Method};
 
 use super::At;
 use crate::migration::{
@@ -49,10 +49,14 @@ impl Going<'_> {
     }
 
     /// Whether what turned it back is that the source's guest went on: a QEMU whose transfer fails
-    /// resumes by itself.
-    const fn source_ran_on(self) -> bool {
+    /// resumes by itself, unless its guest was held before.
+    const fn source_ran_on(self, method: Method) -> bool {
         match self.cause {
-            Cause::SourceRanAgain { .. } | Cause::TransferFailed { .. } => true,
+            Cause::SourceRanAgain { .. } => true,
+            Cause::TransferFailed { .. } => match method {
+                Method::Precopy | Method::Postcopy => true,
+                Method::Snapshot | Method::Cold | Method::DiskCopy => false,
+            },
             Cause::Cancelled
             | Cause::CapacityWaitExpired { .. }
             | Cause::Refused { .. }
@@ -83,6 +87,7 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::Refused { .. }
         | Event::CancelRequested
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::SourceGaveUp { .. }
@@ -110,6 +115,7 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Refused { .. }
         | Event::CancelRequested
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::SourceGaveUp { .. }
@@ -136,7 +142,7 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         }
         // Its guest went on here from what the receiver has, whatever its agent remembers of that by
         // now: to continue the receiver would undo what the guest has written since.
-        Event::SourceGone { proof, receiver: Receiver::Complete(_) } if going.source_ran_on() => {
+        Event::SourceGone { proof, receiver: Receiver::Complete(_) } if going.source_ran_on(at.migration.method) => {
             going.guest_lost(at, proof, Cleanup::Receiver)
         }
         // The side that was to go on is dead and the other has everything: forward after all.
@@ -153,6 +159,7 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Refused { .. }
         | Event::CancelRequested
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
@@ -182,6 +189,7 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Refused { .. }
         | Event::CancelRequested
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
@@ -206,6 +214,7 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::Refused { .. }
         | Event::CancelRequested
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed

@@ -70,6 +70,7 @@ pub(super) fn committed(
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
@@ -109,6 +110,7 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
@@ -161,6 +163,7 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed

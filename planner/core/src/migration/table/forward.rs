@@ -1,15 +1,15 @@
 //! Phases in which the source owns the VM and the way is forward.
 
-use vmferry_types::{Generation, HostId, Timestamp};
+use vmferry_types::{Generation, HostId, Method, Timestamp};
 
 use super::At;
 use crate::migration::{
-    Back, Blocked, Cause, Cleanup, Event, Gate, GoneProof, Guest, Handover, Migration, Phase, Ran,
-    Receiver, Refusal, Stage, Switchover,
+    Back, Blocked, Cause, Cleanup, Event, Gate, GoneProof, Guest, Handover, Listener, Migration,
+    Phase, Ran, Receiver, Refusal, Stage, Stood, Switchover,
 };
 
 /// Turns back; the source keeps its generation, since ownership never moved.
-fn back(at: At<'_>, destination: &HostId, cause: Cause, back: Back) -> Phase {
+pub(super) fn back(at: At<'_>, destination: &HostId, cause: Cause, back: Back) -> Phase {
     Phase::RollingBack {
         destination: destination.clone(),
         generation: at.migration.generation,
@@ -19,7 +19,7 @@ fn back(at: At<'_>, destination: &HostId, cause: Cause, back: Back) -> Phase {
 }
 
 /// The source's QEMU is gone and nothing can carry the guest on.
-fn lost(at: At<'_>, destination: &HostId, cause: Cause, cleanup: Cleanup) -> Phase {
+pub(super) fn lost(at: At<'_>, destination: &HostId, cause: Cause, cleanup: Cleanup) -> Phase {
     Phase::Failed {
         destination: destination.clone(),
         owner: at.migration.source.clone(),
@@ -31,14 +31,14 @@ fn lost(at: At<'_>, destination: &HostId, cause: Cause, cleanup: Cleanup) -> Pha
 }
 
 /// The guest left by itself before it moved: only the receiver is left to clear away.
-fn left(at: At<'_>, destination: &HostId, proof: &GoneProof) -> Phase {
+pub(super) fn left(at: At<'_>, destination: &HostId, proof: &GoneProof) -> Phase {
     let cause = Cause::GuestPoweredOff { proof: proof.clone() };
     back(at, destination, cause, Back::PoweredOff)
 }
 
 /// The receiver is gone before ownership moved. One that was continued all the same must not be
 /// answered by letting the source go on.
-fn receiver_lost(
+pub(super) fn receiver_lost(
     at: At<'_>,
     destination: &HostId,
     gone: (&GoneProof, Ran),
@@ -84,6 +84,7 @@ pub(super) fn queued(
         Event::CancelRequested => end(Cause::Cancelled),
         Event::GuestPoweredOff { proof } => end(Cause::GuestPoweredOff { proof: proof.clone() }),
         Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
@@ -102,13 +103,33 @@ pub(super) fn queued(
     })
 }
 
+/// Says what comes first once the receiver listens.
+fn begin(method: Method, listener: &Listener) -> Stage {
+    let listener = listener.clone();
+    match method {
+        Method::Precopy | Method::Postcopy => Stage::Transferring { listener },
+        Method::Snapshot | Method::Cold | Method::DiskCopy => Stage::Holding { listener },
+    }
+}
+
+/// The guest stands at the switchover: it is ordered in the same commit, unless a gate is closed.
+pub(super) fn stopped(at: At<'_>, destination: &HostId) -> Phase {
+    Phase::Captured {
+        destination: destination.clone(),
+        switchover: match at.migration.terms.gates.switchover {
+            Gate::Open => Switchover::Ordered,
+            Gate::Closed => Switchover::Withheld,
+        },
+    }
+}
+
 pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
     // The source has heard of nothing yet, so it has nothing to take back.
     let clear = |cause| back(at, destination, cause, Back::Clearing);
     Ok(match at.event {
         Event::ReceiverArmed { listener } => Phase::Admitted {
             destination: destination.clone(),
-            stage: Stage::Transferring { listener: listener.clone() },
+            stage: begin(at.migration.method, listener),
         },
         Event::Refused { blockers } => clear(Cause::Refused { blockers: blockers.clone() }),
         Event::CancelRequested => clear(Cause::Cancelled),
@@ -123,7 +144,8 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         Event::Granted { .. } | Event::NoRoom { .. } | Event::QueueExpired => {
             return Err(Refusal::Stale);
         }
-        Event::SourceStopped
+        Event::SourceHeld
+        | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::CommitAllowed
         | Event::BothComplete { .. }
@@ -140,19 +162,24 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
 
 pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
     let cancel = |cause| back(at, destination, cause, Back::Cancelling);
+    let refused = |cause, stood| {
+        if at.migration.may_hold_instead(stood) {
+            Phase::Admitted { destination: destination.clone(), stage: Stage::Recalling { cause } }
+        } else {
+            cancel(cause)
+        }
+    };
     Ok(match at.event {
-        Event::SourceStopped => Phase::Captured {
-            destination: destination.clone(),
-            switchover: match at.migration.terms.gates.switchover {
-                Gate::Open => Switchover::Ordered,
-                Gate::Closed => Switchover::Withheld,
-            },
-        },
+        Event::SourceStopped => stopped(at, destination),
         Event::Refused { blockers } => cancel(Cause::Refused { blockers: blockers.clone() }),
         Event::CancelRequested => cancel(Cause::Cancelled),
-        Event::SourceGaveUp { error } => cancel(Cause::GaveUp { error: error.clone() }),
-        Event::TransferFailed { error } => cancel(Cause::TransferFailed { error: error.clone() }),
-        Event::TransferTimedOut => cancel(Cause::TransferTimedOut),
+        Event::SourceGaveUp { error, stood } => {
+            refused(Cause::GaveUp { error: error.clone() }, *stood)
+        }
+        Event::TransferFailed { error, stood } => {
+            refused(Cause::TransferFailed { error: error.clone() }, *stood)
+        }
+        Event::TransferTimedOut => refused(Cause::TransferTimedOut, Stood::No),
         Event::ReceiverGone { proof, ran } => {
             receiver_lost(at, destination, (proof, *ran), |_| Back::Cancelling)
         }
@@ -165,7 +192,8 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::NoRoom { .. }
         | Event::QueueExpired
         | Event::ReceiverArmed { .. } => return Err(Refusal::Stale),
-        Event::SwitchoverAllowed
+        Event::SourceHeld
+        | Event::SwitchoverAllowed
         | Event::CommitAllowed
         | Event::BothComplete { .. }
         | Event::SourceRunsAgain { .. }
@@ -184,8 +212,10 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
             Phase::Captured { destination: destination.clone(), switchover: Switchover::Ordered }
         }
         Event::CancelRequested => cancel(Cause::Cancelled),
-        Event::SourceGaveUp { error } => cancel(Cause::GaveUp { error: error.clone() }),
-        Event::TransferFailed { error } => cancel(Cause::TransferFailed { error: error.clone() }),
+        Event::SourceGaveUp { error, .. } => cancel(Cause::GaveUp { error: error.clone() }),
+        Event::TransferFailed { error, .. } => cancel(Cause::TransferFailed { error: error.clone() }),
+        // Held, it was to stand still: whoever let it run, only back is left (rule R4).
+        Event::SourceRunsAgain { error } => cancel(Cause::SourceRanAgain { error: error.clone() }),
         Event::ReceiverGone { proof, ran } => {
             receiver_lost(at, destination, (proof, *ran), |_| Back::Cancelling)
         }
@@ -198,11 +228,11 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::TransferTimedOut => return Err(Refusal::Stale),
         Event::CommitAllowed
         | Event::BothComplete { .. }
-        | Event::SourceRunsAgain { .. }
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::DestinationRuns
@@ -222,10 +252,10 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
             lost(at, destination, Cause::GuestLost { proof: proof.clone() }, Cleanup::Receiver)
         }
         // Journalled before the order reached it, so the order is refused: as if never ordered.
-        Event::SourceGaveUp { error } => {
+        Event::SourceGaveUp { error, .. } => {
             back(at, destination, Cause::GaveUp { error: error.clone() }, Back::Cancelling)
         }
-        Event::TransferFailed { error } => undo(Cause::TransferFailed { error: error.clone() }),
+        Event::TransferFailed { error, .. } => undo(Cause::TransferFailed { error: error.clone() }),
         Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
         Event::CancelRequested => undo(Cause::Cancelled),
         Event::DecidedBack => undo(Cause::SwitchoverOverdue),
@@ -241,6 +271,7 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::TransferTimedOut => return Err(Refusal::Stale),
@@ -263,10 +294,10 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         }
         // Seen before it was killed: its guest has gone on from what the receiver has.
         Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
-        Event::SourceGaveUp { error } => {
+        Event::SourceGaveUp { error, .. } => {
             back(at, destination, Cause::GaveUp { error: error.clone() }, Back::Cancelling)
         }
-        Event::TransferFailed { error } => undo(Cause::TransferFailed { error: error.clone() }),
+        Event::TransferFailed { error, .. } => undo(Cause::TransferFailed { error: error.clone() }),
         Event::ReceiverGone { proof, ran } => {
             receiver_lost(at, destination, (proof, *ran), |gone| Back::Resuming { gone })
         }
@@ -277,6 +308,7 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::TransferTimedOut
@@ -315,6 +347,7 @@ pub(super) fn restored(
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::BothComplete { .. }
@@ -346,6 +379,7 @@ pub(super) fn restored_alone(
         | Event::QueueExpired
         | Event::Refused { .. }
         | Event::ReceiverArmed { .. }
+        | Event::SourceHeld
         | Event::SourceStopped
         | Event::SwitchoverAllowed
         | Event::BothComplete { .. }
