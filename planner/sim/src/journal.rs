@@ -156,7 +156,7 @@ impl Record {
     pub(crate) const fn held(&self) -> Option<MigrationId> {
         match &self.part {
             Part::Running { held, .. } => *held,
-            Part::Absent | Part::Receiver { .. } => None,
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::journal::{Cont, Issue, Order, Outgoing, Part, Process};
 
 impl Agent {
     /// The process that runs the guest here, or is about to give it away.
-    fn running(&self, vm: VmId) -> Result<(Process, u32), Refusal> {
+    pub(super) fn running(&self, vm: VmId) -> Result<(Process, u32), Refusal> {
         let record = self.record(vm).unwrap_or_default();
         let Part::Running { process, .. } = &record.part else {
             return Err(Refusal::new("wrong_state", "the VM does not run here"));
