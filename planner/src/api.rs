@@ -1,11 +1,12 @@
 //! The use cases, with one error type. Edges decode, call these, and encode.
 
+mod hosts;
 mod migrate;
 mod power;
 mod read;
 
 use vmferry_planner_core::migration::{Blocker, Refusal};
-use vmferry_types::{MigrationId, VmId};
+use vmferry_types::{HostId, MigrationId, VmId};
 
 use crate::agents::AgentError;
 use crate::store::{MigrationRow, Refused, StoreError};
@@ -84,12 +85,30 @@ pub enum ApiError {
         /// The real text.
         error: String,
     },
+    /// The fence command proved nothing.
+    #[error(
+        "the fence command for host {host} failed, which proves nothing: {how}{}",
+        printed(.output)
+    )]
+    FenceFailed {
+        /// The host.
+        host: HostId,
+        /// How it ended.
+        how: String,
+        /// The last of what it printed.
+        output: String,
+    },
     /// An agent did not do what was needed.
     #[error(transparent)]
     Agent(#[from] AgentError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Writes what a command printed, after how it ended.
+fn printed(output: &str) -> String {
+    if output.is_empty() { String::new() } else { format!("; it printed: {output}") }
 }
 
 fn list(blockers: &[Blocker]) -> String {
@@ -133,6 +152,7 @@ impl ApiError {
             Self::Taken { .. } => "taken",
             Self::TooLate { .. } => "too_late",
             Self::Failed { .. } => "failed",
+            Self::FenceFailed { .. } => "fence_failed",
             Self::Agent(AgentError::Unreachable { .. }) => "not_connected",
             Self::Agent(AgentError::Refused { detail, .. }) => {
                 if detail.code.is_empty() {
@@ -155,6 +175,7 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::FenceFailed { .. }
             | Self::Agent(AgentError::Refused { .. }) => Kind::Conflict,
             Self::NotAdmitted(refused) if refused.is_transient() => Kind::Capacity,
             Self::NotAdmitted(_) => Kind::Conflict,
@@ -177,6 +198,7 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => "",
         }
@@ -194,6 +216,7 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => &[],
         }

@@ -5,6 +5,7 @@
 //! nothing (rule R1); what a report does say is held against the store, and a contradiction is
 //! shown, not resolved by guessing.
 
+mod death;
 mod fleet;
 mod truth;
 
@@ -16,6 +17,7 @@ use vmferry_planner_core::fleet::{Demand, Report, VmUse};
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
 use vmferry_types::{Bytes, HostId, Millis, Role, Timestamp, VmId};
 
+pub use death::{Worth, proof as proof_of_death, words as words_of_death};
 pub use fleet::{held, snapshot};
 
 use crate::agents::rpc::Directory;
@@ -227,6 +229,7 @@ impl Inventory {
             Reception::New { introduce: false } => {}
         }
         self.keep(&host, Arc::clone(&report), now);
+        self.hear_from(store, &host, &report.boot_id, now).await?;
         let mut generations = Vec::with_capacity(report.vms.len());
         let mut doubted = Vec::new();
         for vm in &report.vms {
@@ -293,7 +296,7 @@ impl Inventory {
             boot_id: report.boot_id.clone(),
             agent_address: report.agent_address.clone(),
             last_report: now,
-            declared_dead: None,
+            declared_dead: self.declaration(host),
         };
         match store.save_host(&row).await? {
             SavedHost::Saved => {

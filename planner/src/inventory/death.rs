@@ -1,0 +1,175 @@
+//! Declarations that a host is dead, and what they are worth.
+
+use tracing::error;
+use vmferry_planner_core::migration::{GoneProof, ProofKind};
+use vmferry_types::{HostId, Timestamp};
+
+use super::Inventory;
+use crate::store::{Declaration, DeclarationKind, HostRow, Store, StoreError};
+
+/// What a declaration of death is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Worth {
+    /// It is proof now.
+    Holds,
+    /// The host is back under another boot, which proves the same.
+    History,
+    /// The host was heard from the same boot again: it was not dead.
+    Void,
+}
+
+impl Worth {
+    /// Says what a host's declaration is worth; `None` if it has none.
+    #[must_use]
+    pub fn of(row: &HostRow) -> Option<Self> {
+        let declaration = row.declared_dead.as_ref()?;
+        Some(if declaration.void.is_some() {
+            Self::Void
+        } else if declaration.proves_gone(&row.boot_id) {
+            Self::Holds
+        } else {
+            Self::History
+        })
+    }
+
+    /// Returns the one spelling.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Holds => "holds",
+            Self::History => "history",
+            Self::Void => "void",
+        }
+    }
+}
+
+/// Writes a declaration as proof that no QEMU runs on its host.
+#[must_use]
+pub fn proof(host: &HostId, declaration: &Declaration) -> GoneProof {
+    GoneProof {
+        kind: ProofKind::HostDeclaredDead,
+        host: host.clone(),
+        boot_id: declaration.boot_id.clone(),
+        pid: 0,
+        start_time: 0,
+        ended: words(declaration),
+        at: declaration.at,
+        stderr_tail: declaration.evidence.clone(),
+    }
+}
+
+/// Says who declared a host dead, and why.
+#[must_use]
+pub fn words(declaration: &Declaration) -> String {
+    let by = match declaration.by.as_str() {
+        "" => "somebody",
+        by => by,
+    };
+    let reason = match declaration.reason.trim() {
+        "" => String::new(),
+        reason => format!(": {reason}"),
+    };
+    match declaration.kind {
+        DeclarationKind::Operator => format!("declared dead by {by}{reason}"),
+        DeclarationKind::FenceCommand => {
+            format!("powered off by the fence command for {by}{reason}")
+        }
+    }
+}
+
+/// Returns what is known of a death when the store is read. What was void stays so: the store may
+/// have been read before that was written.
+fn merged(known: Option<Declaration>, stored: Option<Declaration>) -> Option<Declaration> {
+    let mut stored = stored?;
+    if let Some(known) = known
+        && known.at == stored.at
+        && known.boot_id == stored.boot_id
+    {
+        stored.void = stored.void.or(known.void);
+    }
+    Some(stored)
+}
+
+impl Inventory {
+    /// Returns a host's last declaration of death.
+    pub(super) fn declaration(&self, host: &HostId) -> Option<Declaration> {
+        self.locked().get(host)?.row.as_ref()?.declared_dead.clone()
+    }
+
+    /// Returns the declaration that proves a host's processes gone now, if there is one.
+    #[must_use]
+    pub fn dead(&self, host: &HostId) -> Option<Declaration> {
+        let entries = self.locked();
+        let row = entries.get(host)?.row.as_ref()?;
+        row.declared_dead.clone().filter(|declaration| declaration.proves_gone(&row.boot_id))
+    }
+
+    /// Returns the hosts that are declared dead now.
+    #[must_use]
+    pub fn all_dead(&self) -> Vec<(HostId, Declaration)> {
+        let hosts: Vec<HostId> = self.locked().keys().cloned().collect();
+        hosts
+            .into_iter()
+            .filter_map(|host| self.dead(&host).map(|declaration| (host, declaration)))
+            .collect()
+    }
+
+    /// Returns what the store holds of a host, as this planner knows it.
+    #[must_use]
+    pub fn row(&self, host: &HostId) -> Option<HostRow> {
+        self.locked().get(host)?.row.clone()
+    }
+
+    /// Reads again what other planners write: hosts, and declarations of their death.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
+        for row in store.hosts().await? {
+            let mut entries = self.locked();
+            let entry = entries.entry(row.id.clone()).or_default();
+            match &mut entry.row {
+                // Who the host is, it says itself; who else would know better?
+                Some(known) if entry.heard.is_some() => {
+                    let newer = merged(known.declared_dead.take(), row.declared_dead);
+                    known.declared_dead = newer;
+                }
+                Some(_) | None => {
+                    self.directory.learn(&row.id, &row.agent_address);
+                    entry.row = Some(row);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note that a host lives under a boot: a declaration of that boot's death was wrong.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn hear_from(
+        &self,
+        store: &dyn Store,
+        host: &HostId,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let Some(declaration) = self.declaration(host) else { return Ok(()) };
+        if !declaration.proves_gone(boot_id) {
+            return Ok(());
+        }
+        if store.void_declaration(host, boot_id, now).await? {
+            error!(host_id = %host, boot_id, declared = words(&declaration),
+                "a host that was declared dead lives: the declaration is void; look at every VM that was started elsewhere since");
+        }
+        let mut entries = self.locked();
+        if let Some(row) = entries.get_mut(host).and_then(|entry| entry.row.as_mut())
+            && let Some(known) = row.declared_dead.as_mut().filter(|known| **known == declaration)
+        {
+            known.void = Some(now);
+        }
+        Ok(())
+    }
+}
