@@ -23,6 +23,7 @@ use crate::cluster::{Artifacts, Cluster, GuestVm};
 use crate::guest::{GuestKind, GuestSpec, Load};
 use crate::lab::Lab;
 use crate::monitor::{Monitor, Monitors};
+use crate::planners::Store;
 use crate::runner::say;
 use crate::serial::now_us;
 use figures::{Figures, Move};
@@ -83,7 +84,7 @@ pub async fn run(arguments: &BenchArgs, lab: &Lab, artifacts: &mut Artifacts) ->
         accelerator.label()
     ))?;
     let dir = lab.dir().join("bench");
-    let mut cluster = Cluster::start(lab, artifacts, &dir, &["a", "b"]).await?;
+    let mut cluster = Cluster::start(lab, artifacts, &dir, &["a", "b"], Store::Sqlite).await?;
     let mut ferried = Ferried::start(&mut cluster, &spec, &dir).await?;
     ferried.stop().await?;
     let mut raw = RawGuest::boot(lab, artifacts, &spec, &dir, accelerator).await?;

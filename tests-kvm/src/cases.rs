@@ -10,6 +10,7 @@ use crate::accel::Accelerator;
 use crate::client::End;
 use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestKind;
+use crate::planners::Store;
 
 pub mod asked;
 pub mod cancel;
@@ -58,6 +59,8 @@ pub struct Case {
     pub accelerator: Option<Accelerator>,
     /// The hosts that it needs.
     pub hosts: &'static [&'static str],
+    /// Where its planners keep what they hold to be true.
+    pub store: Store,
     /// What it does.
     pub body: Body,
 }
@@ -86,6 +89,7 @@ impl Case {
             guest: GuestKind::Rom,
             accelerator: None,
             hosts: &["a", "b"],
+            store: Store::Sqlite,
             body: Box::new(body),
         }
     }
@@ -101,6 +105,13 @@ impl Case {
     #[must_use]
     pub fn under(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = Some(accelerator);
+        self
+    }
+
+    /// Runs it with two planners on one PostgreSQL.
+    #[must_use]
+    pub fn on_postgres(mut self) -> Self {
+        self.store = Store::Postgres;
         self
     }
 
@@ -134,7 +145,10 @@ pub fn all() -> Vec<Case> {
 }
 
 /// Asks for a migration and fails if it is refused.
-async fn request(cluster: &Cluster<'_>, request: &MigrateVmRequest) -> Result<Migration> {
+pub(crate) async fn request(
+    cluster: &Cluster<'_>,
+    request: &MigrateVmRequest,
+) -> Result<Migration> {
     match cluster.clients.migrate(request).await {
         Ok(migration) => Ok(migration),
         Err(status) => bail!("the migration was refused: {status}"),

@@ -1,6 +1,8 @@
 //! Asking planner and agents, from the management network.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -16,7 +18,7 @@ use vmferry_proto::v1::{
 };
 
 use crate::cluster::GuestVm;
-use crate::lab::{PLANNER_ADDRESS, host_address};
+use crate::lab::host_address;
 use crate::wait::{Holds, Level, wait_for};
 
 /// How a migration ended.
@@ -45,7 +47,9 @@ impl End {
 /// Clients of the planner and of each agent. They connect when used, and again after a restart.
 #[derive(Clone, Debug)]
 pub struct Clients {
-    planner: PlannerClient<Channel>,
+    planners: Vec<PlannerClient<Channel>>,
+    // Whom to ask, shared by all clones: whoever finds a planner away turns to the other.
+    asked: Arc<AtomicUsize>,
     agents: BTreeMap<String, AgentClient<Channel>>,
 }
 
@@ -55,7 +59,7 @@ impl Clients {
     /// # Errors
     ///
     /// Fails if an address is none.
-    pub fn new(hosts: &[&'static str]) -> Result<Self> {
+    pub fn new(hosts: &[&'static str], planners: &[&str]) -> Result<Self> {
         let channel = |address: String| -> Result<Channel> {
             let endpoint = Endpoint::from_shared(address).context("read the address")?;
             Ok(endpoint
@@ -68,16 +72,46 @@ impl Clients {
             let agent = channel(format!("http://{}:9097", host_address(host)))?;
             agents.insert((*host).to_owned(), AgentClient::new(agent));
         }
-        Ok(Self {
-            planner: PlannerClient::new(channel(format!("http://{PLANNER_ADDRESS}:9096"))?),
-            agents,
-        })
+        let planners = planners
+            .iter()
+            .map(|address| Ok(PlannerClient::new(channel(format!("http://{address}:9096"))?)))
+            .collect::<Result<Vec<_>>>()?;
+        if planners.is_empty() {
+            bail!("a case has a planner");
+        }
+        Ok(Self { planners, agents, asked: Arc::default() })
     }
 
-    /// Returns a client of the planner.
+    /// Returns a client of the planner that is asked: the first, until it was found away.
     #[must_use]
     pub fn planner(&self) -> PlannerClient<Channel> {
-        self.planner.clone()
+        self.planners[self.asked_planner()].clone()
+    }
+
+    /// Returns a client of each planner.
+    #[must_use]
+    pub fn planners(&self) -> Vec<PlannerClient<Channel>> {
+        self.planners.clone()
+    }
+
+    /// Returns the number of the planner that is asked.
+    #[must_use]
+    pub fn asked_planner(&self) -> usize {
+        self.asked.load(Ordering::Relaxed) % self.planners.len()
+    }
+
+    /// Asks the planner with this number from now on.
+    pub fn ask_planner(&self, number: usize) {
+        self.asked.store(number, Ordering::Relaxed);
+    }
+
+    /// Says whether a call failed because its planner is away; the next call goes to another one.
+    pub fn is_away(&self, status: &Status) -> bool {
+        let away = is_away(status);
+        if away {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+        }
+        away
     }
 
     /// Returns a client of a host's agent.
@@ -132,7 +166,7 @@ impl Clients {
         wait_for("the planner to take the migration", Duration::from_secs(15), || async {
             match self.migrate(request).await {
                 Ok(migration) => Ok(Level::Reached(migration)),
-                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) if self.is_away(&status) => Ok(Level::NotYet(status.to_string())),
                 Err(status) => Err(status.into()),
             }
         })
@@ -171,7 +205,7 @@ impl Clients {
                     let found = wanted(&migration).then(|| migration.clone());
                     Ok(Level::from_option(found, || describe(&migration)))
                 }
-                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) if self.is_away(&status) => Ok(Level::NotYet(status.to_string())),
                 Err(status) => Err(status.into()),
             }
         })
@@ -218,7 +252,7 @@ impl Clients {
                         )
                     }))
                 }
-                Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) if self.is_away(&status) => Ok(Level::NotYet(status.to_string())),
                 Err(status) => Err(status.into()),
             }
         })
@@ -275,7 +309,9 @@ impl Clients {
             let request = ListMigrationsRequest { open: true, ..ListMigrationsRequest::default() };
             let open = match self.planner().list_migrations(request).await {
                 Ok(reply) => reply.into_inner().migrations,
-                Err(status) if is_away(&status) => return Ok(Level::NotYet(status.to_string())),
+                Err(status) if self.is_away(&status) => {
+                    return Ok(Level::NotYet(status.to_string()));
+                }
                 Err(status) => return Err(status.into()),
             };
             let hosts = self.hosts().await?;

@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tokio::process::Command;
+use tonic::transport::Channel;
 use uuid::Uuid;
-use vmferry_proto::v1::{StartVmRequest, StopVmRequest};
+use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_proto::v1::{ListHostsRequest, StartVmRequest, StopVmRequest};
 
 use crate::accel::Accelerator;
 use crate::client::Clients;
-use crate::daemon::Daemon;
-use crate::faults::Faults;
 use crate::guest::{GuestKind, GuestSpec};
-use crate::lab::{Lab, PLANNER_ADDRESS, host_address};
+use crate::host::Host;
+use crate::lab::{Lab, PLANNER_ADDRESS};
+use crate::planners::{Database, Planner, Store};
 use crate::proof;
 use crate::serial::Serial;
 use crate::wait::{Holds, Level, wait_for};
@@ -51,23 +53,14 @@ pub enum FaultPoints {
 }
 
 impl FaultPoints {
-    /// Returns the configuration that names their directory.
-    fn toml(self, dir: &Path) -> String {
+    /// Returns the lines of a daemon's configuration that name their directory.
+    #[must_use]
+    pub fn toml(self, dir: &Path) -> String {
         match self {
             Self::Compiled => format!("[fault_points]\ndir = {:?}\n", dir.display().to_string()),
             Self::Absent => String::new(),
         }
     }
-}
-
-/// One host of a case.
-#[derive(Debug)]
-pub struct Host {
-    /// Its agent.
-    pub agent: Daemon,
-    /// The agent's fault points.
-    pub faults: Faults,
-    run_dir: PathBuf,
 }
 
 /// A VM of a case.
@@ -92,13 +85,17 @@ pub struct Cluster<'l> {
     pub artifacts: &'l Artifacts,
     /// Clients of planner and agents.
     pub clients: Clients,
-    /// The planner.
-    pub planner: Daemon,
-    /// The planner's fault points.
-    pub planner_faults: Faults,
+    /// The planner, or the first of two.
+    pub planner: Planner,
+    /// The second planner, where two share a store.
+    pub second: Option<Planner>,
+    /// Where the planners keep what they hold to be true.
+    pub store: Store,
     hosts: BTreeMap<&'static str, Host>,
     vms: Vec<Arc<GuestVm>>,
     dir: PathBuf,
+    // Dropped last, after the planners that use it.
+    _database: Option<Database>,
 }
 
 impl<'l> Cluster<'l> {
@@ -113,34 +110,61 @@ impl<'l> Cluster<'l> {
         artifacts: &'l Artifacts,
         dir: &Path,
         hosts: &[&'static str],
+        store: Store,
     ) -> Result<Self> {
         for sub in ["log", "disk"] {
             fs::create_dir_all(dir.join(sub))
                 .with_context(|| format!("create {}/{sub}", dir.display()))?;
         }
-        let planner_faults = Faults::new(&dir.join("pl/f"))?;
-        let planner = planner(lab, artifacts, dir)?;
+        let database = match store {
+            Store::Sqlite => None,
+            Store::Postgres => Some(Database::create(dir)?),
+        };
+        let mut planners = Vec::new();
+        for (number, address) in store.addresses().iter().enumerate() {
+            let at = (number, *address);
+            planners.push(Planner::new(lab, artifacts, dir, at, database.as_ref())?);
+        }
+        let mut planners = planners.into_iter();
+        let planner = planners.next().context("a case has a planner")?;
         let mut made = BTreeMap::new();
         for host in hosts {
-            made.insert(*host, agent(lab, artifacts, dir, host)?);
+            made.insert(*host, Host::new(lab, artifacts, dir, host, store)?);
         }
-        let clients = Clients::new(hosts)?;
         let mut cluster = Self {
             lab,
             artifacts,
-            clients,
+            clients: Clients::new(hosts, store.addresses())?,
             planner,
-            planner_faults,
+            second: planners.next(),
+            store,
             hosts: made,
             vms: Vec::new(),
             dir: dir.to_owned(),
+            _database: database,
         };
-        cluster.planner.start()?;
+        for planner in cluster.planners() {
+            planner.daemon.start()?;
+        }
         for host in cluster.hosts.values_mut() {
             host.agent.start()?;
         }
         cluster.wait_ready().await?;
         Ok(cluster)
+    }
+
+    /// Returns the planners.
+    pub fn planners(&mut self) -> impl Iterator<Item = &mut Planner> {
+        [&mut self.planner].into_iter().chain(self.second.as_mut())
+    }
+
+    /// Disarms the fault points of every planner.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a directory cannot be emptied.
+    pub fn disarm_planners(&mut self) -> Result<()> {
+        self.planners().try_for_each(|planner| planner.faults.disarm())
     }
 
     /// Returns a host.
@@ -184,23 +208,17 @@ impl<'l> Cluster<'l> {
     pub async fn wait_ready(&mut self) -> Result<()> {
         let names = self.host_names();
         let clients = self.clients.clone();
-        let ready = wait_for("every host to take placements", READY_BOUND, || async {
-            let hosts = match clients.hosts().await {
-                Ok(hosts) => hosts,
-                Err(error) => return Ok(Level::NotYet(format!("{error:#}"))),
-            };
-            let fit = |name: &&str| {
-                hosts
-                    .iter()
-                    .any(|h| h.id == **name && h.status == "connected" && h.blockers.is_empty())
-            };
-            let seen = || {
-                hosts.iter().map(|h| format!("{} {} {:?}; ", h.id, h.status, h.blockers)).collect()
-            };
-            Ok(Level::from_condition(Holds::from(names.iter().all(fit)), seen))
-        });
+        let ready = async {
+            for planner in clients.planners() {
+                wait_placeable(planner, &names).await?;
+            }
+            Ok(())
+        };
         let agents = self.hosts.values_mut().map(|host| &mut host.agent);
-        let deaths = agents.chain([&mut self.planner]).map(|daemon| Box::pin(daemon.ended()));
+        let planners = [&mut self.planner].into_iter().chain(self.second.as_mut());
+        let daemons = agents.chain(planners.map(|planner| &mut planner.daemon));
+        // One that a case has killed is not missed.
+        let deaths = daemons.map(|daemon| Box::pin(daemon.ended()));
         tokio::select! {
             result = ready => result,
             (death, ..) = futures::future::select_all(deaths) => Err(death),
@@ -229,6 +247,40 @@ impl<'l> Cluster<'l> {
         host: &str,
         accelerator: Accelerator,
     ) -> Result<Arc<GuestVm>> {
+        let (vm, request) = self.define_vm_with(spec, host, accelerator)?;
+        let started =
+            self.clients.planner().start_vm(request).await.context("start the VM")?.into_inner();
+        if started.power != "running" {
+            bail!("{} is {} after its start: {}", spec.name, started.power, started.error);
+        }
+        vm.serial.wait_ticks(3, BOOT_BOUND).await?;
+        if vm.spec.kind == GuestKind::Linux && vm.spec.load != crate::guest::Load::Idle {
+            vm.serial.wait_text("FILLED", BOOT_BOUND).await?;
+        }
+        Ok(vm)
+    }
+
+    /// Prepares a VM and the request to define and start it on a host, for a case that asks by itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails if its guest or its disk is not there.
+    pub fn define_vm(
+        &mut self,
+        spec: &GuestSpec,
+        host: &str,
+    ) -> Result<(Arc<GuestVm>, StartVmRequest)> {
+        let accelerator =
+            self.artifacts.accelerators.get(&spec.kind).copied().unwrap_or(Accelerator::Tcg);
+        self.define_vm_with(spec, host, accelerator)
+    }
+
+    fn define_vm_with(
+        &mut self,
+        spec: &GuestSpec,
+        host: &str,
+        accelerator: Accelerator,
+    ) -> Result<(Arc<GuestVm>, StartVmRequest)> {
         let uuid = Uuid::new_v4();
         let serial = Serial::listen(&self.dir.join(format!("{}.s", spec.name)))?;
         let mut spec = spec.clone();
@@ -246,18 +298,9 @@ impl<'l> Cluster<'l> {
             wait_ms: 10_000,
             ..StartVmRequest::default()
         };
-        let started =
-            self.clients.planner().start_vm(request).await.context("start the VM")?.into_inner();
-        if started.power != "running" {
-            bail!("{} is {} after its start: {}", spec.name, started.power, started.error);
-        }
         let vm = Arc::new(GuestVm { name: spec.name.clone(), uuid, spec, serial });
         self.vms.push(Arc::clone(&vm));
-        vm.serial.wait_ticks(3, BOOT_BOUND).await?;
-        if vm.spec.kind == GuestKind::Linux && vm.spec.load != crate::guest::Load::Idle {
-            vm.serial.wait_text("FILLED", BOOT_BOUND).await?;
-        }
-        Ok(vm)
+        Ok((vm, request))
     }
 
     /// Runs the command line against the planner.
@@ -314,7 +357,7 @@ impl<'l> Cluster<'l> {
     ///
     /// Says which invariant does not hold, or what was left.
     pub async fn finish(&mut self) -> Result<()> {
-        self.planner_faults.disarm()?;
+        self.disarm_planners()?;
         for host in self.hosts.values() {
             host.faults.disarm()?;
         }
@@ -348,7 +391,7 @@ impl<'l> Cluster<'l> {
             proof::expect_no_panic(host.agent.log())?;
         }
         proof::expect_nothing_left(self.lab, "pl").await?;
-        proof::expect_no_panic(self.planner.log())
+        self.planners().try_for_each(|planner| proof::expect_no_panic(planner.daemon.log()))
     }
 
     fn check_disks(&self) -> Result<()> {
@@ -372,52 +415,26 @@ impl<'l> Cluster<'l> {
         for host in self.hosts.values_mut() {
             host.agent.stop().await?;
         }
-        self.planner.stop().await
+        for planner in self.planners() {
+            planner.daemon.stop().await?;
+        }
+        Ok(())
     }
 }
 
-fn planner(lab: &Lab, artifacts: &Artifacts, dir: &Path) -> Result<Daemon> {
-    // A short lease and a short report interval: a case must not wait for them.
-    let config = format!(
-        "state_dir = \"{dir}/pl/s\"\n\
-         [listen]\ngrpc = \"{PLANNER_ADDRESS}:9096\"\nrest = \"{PLANNER_ADDRESS}:9095\"\n\
-         [policy]\nlease = \"2s\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
-         [security]\nplain_text = \"namespace\"\n\
-         {}",
-        artifacts.fault_points.toml(&dir.join("pl/f")),
-        dir = dir.display()
-    );
-    fs::create_dir_all(dir.join("pl/s")).context("create the planner's state directory")?;
-    let path = dir.join("pl/planner.toml");
-    fs::write(&path, config).with_context(|| format!("write {}", path.display()))?;
-    let binary = artifacts.binaries.join("vmferry-planner");
-    Ok(Daemon::new("planner", &lab.namespace("pl"), &binary, &path, &dir.join("log")))
-}
-
-fn agent(lab: &Lab, artifacts: &Artifacts, dir: &Path, host: &str) -> Result<Host> {
-    let address = host_address(host);
-    let own = dir.join(host);
-    let config = format!(
-        "host_id = \"{host}\"\nstate_dir = \"{own}/s\"\nrun_dir = \"{own}/r\"\n\
-         qemu = \"/usr/bin/qemu-system-x86_64\"\n\
-         [listen]\ngrpc = \"{address}:9097\"\nmetrics = \"{address}:9098\"\n\
-         [planner]\naddress = \"http://{PLANNER_ADDRESS}:9096\"\nreport_interval = \"1s\"\n\
-         [migration]\naddress = \"{address}\"\nports = \"49152-49215\"\n\
-         [capacity]\nmemory = \"2GiB\"\ncpus = 8\n\
-         [security]\nplain_text = \"namespace\"\n\
-         {}",
-        artifacts.fault_points.toml(&own.join("f")),
-        own = own.display()
-    );
-    for sub in ["s", "r"] {
-        fs::create_dir_all(own.join(sub))
-            .with_context(|| format!("create {}/{sub}", own.display()))?;
-    }
-    let faults = Faults::new(&own.join("f"))?;
-    let path = own.join("agent.toml");
-    fs::write(&path, config).with_context(|| format!("write {}", path.display()))?;
-    let binary = artifacts.binaries.join("vmferry-agent");
-    let name = format!("agent-{host}");
-    let agent = Daemon::new(&name, &lab.namespace(host), &binary, &path, &dir.join("log"));
-    Ok(Host { agent, faults, run_dir: own.join("r") })
+/// Waits until a planner would place a VM on each of these hosts.
+async fn wait_placeable(planner: PlannerClient<Channel>, names: &[&'static str]) -> Result<()> {
+    wait_for("every host to take placements", READY_BOUND, || async {
+        let hosts = match planner.clone().list_hosts(ListHostsRequest {}).await {
+            Ok(reply) => reply.into_inner().hosts,
+            Err(error) => return Ok(Level::NotYet(error.to_string())),
+        };
+        let fit = |name: &&str| {
+            hosts.iter().any(|h| h.id == **name && h.status == "connected" && h.blockers.is_empty())
+        };
+        let seen =
+            || hosts.iter().map(|h| format!("{} {} {:?}; ", h.id, h.status, h.blockers)).collect();
+        Ok(Level::from_condition(Holds::from(names.iter().all(fit)), seen))
+    })
+    .await
 }

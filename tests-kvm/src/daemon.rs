@@ -21,6 +21,7 @@ pub struct Daemon {
     binary: PathBuf,
     config: PathBuf,
     log: PathBuf,
+    boot_id: Option<PathBuf>,
     starts: u32,
     child: Option<Child>,
 }
@@ -35,9 +36,18 @@ impl Daemon {
             binary: binary.to_owned(),
             config: config.to_owned(),
             log: log_dir.join(format!("{name}.log")),
+            boot_id: None,
             starts: 0,
             child: None,
         }
+    }
+
+    /// Runs it under the boot id in `file`, as if its host were a machine of its own: what it starts
+    /// sees the same.
+    #[must_use]
+    pub fn with_boot_id(mut self, file: &Path) -> Self {
+        self.boot_id = Some(file.to_owned());
+        self
     }
 
     /// Returns its name: `agent-a`, `planner`.
@@ -68,8 +78,14 @@ impl Daemon {
             .with_context(|| format!("open {}", self.log.display()))?;
         self.starts += 1;
         // `ip netns exec` becomes the daemon: the process id stays.
-        let child = Command::new("ip")
-            .args(["netns", "exec", &self.namespace])
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace]);
+        if let Some(boot_id) = &self.boot_id {
+            // `ip netns exec` has made a mount namespace, so nobody else sees this.
+            let masked = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+            command.args(["sh", "-c", masked]).arg(boot_id);
+        }
+        let child = command
             .arg(&self.binary)
             .arg("--config")
             .arg(&self.config)

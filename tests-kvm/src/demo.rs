@@ -17,6 +17,7 @@ use crate::accel;
 use crate::cluster::{Artifacts, Cluster, GuestVm};
 use crate::guest::{GuestKind, GuestSpec, Load};
 use crate::lab::{Lab, PLANNER_ADDRESS, host_address};
+use crate::planners::Store;
 use crate::proof;
 use crate::runner::say;
 use crate::ticks::History;
@@ -56,7 +57,8 @@ pub async fn run(arguments: &DemoArgs, lab: &Lab, artifacts: &mut Artifacts) -> 
         host_address("a"),
         host_address("b")
     ))?;
-    let mut cluster = Cluster::start(lab, artifacts, &lab.dir().join("demo"), &["a", "b"]).await?;
+    let mut cluster =
+        Cluster::start(lab, artifacts, &lab.dir().join("demo"), &["a", "b"], Store::Sqlite).await?;
     let spec = GuestSpec {
         memory_mib: 512,
         load: Load::Filled { fill_mib: 128, dirty_mib_per_s: 20 },

@@ -48,15 +48,22 @@ impl Faults {
         self.touch(point, "kill")
     }
 
+    /// Says whether the daemon waits at a held point.
+    #[must_use]
+    pub fn is_reached(&self, point: &str) -> bool {
+        self.dir.join(format!("{point}.reached")).exists()
+    }
+
     /// Waits until the daemon waits at a held point.
     ///
     /// # Errors
     ///
     /// Fails if it does not get there within the bound.
     pub async fn wait_reached(&self, point: &str, bound: Duration) -> Result<()> {
-        let reached = self.dir.join(format!("{point}.reached"));
         wait_for(format_args!("fault point {point} to be reached"), bound, || async {
-            Ok(Level::from_condition(Holds::from(reached.exists()), || "not there".to_owned()))
+            Ok(Level::from_condition(Holds::from(self.is_reached(point)), || {
+                "not there".to_owned()
+            }))
         })
         .await
     }

@@ -26,8 +26,11 @@ use nix::unistd::Pid;
 /// The hosts that every run has. Three, so that a placement has a choice.
 pub const HOSTS: [&str; 3] = ["a", "b", "c"];
 
-/// The planner's address on the management network.
-pub const PLANNER_ADDRESS: &str = "10.77.0.100";
+/// The planners' addresses on the management network. Most cases have one.
+pub const PLANNER_ADDRESSES: [&str; 2] = ["10.77.0.100", "10.77.0.101"];
+
+/// The address of the planner, or of the first of two.
+pub const PLANNER_ADDRESS: &str = PLANNER_ADDRESSES[0];
 
 /// The client's address on the guests' network.
 pub const CLIENT_ADDRESS: &str = "10.88.0.254";
@@ -222,12 +225,11 @@ impl Lab {
                 ),
             )?;
         }
-        self.batch(
-            "pl",
-            &format!(
-                "link set lo up\naddr add {PLANNER_ADDRESS}/24 dev mgmt0\nlink set mgmt0 up\n"
-            ),
-        )?;
+        let mut planners = String::from("link set lo up\nlink set mgmt0 up\n");
+        for address in PLANNER_ADDRESSES {
+            planners.push_str(&format!("addr add {address}/24 dev mgmt0\n"));
+        }
+        self.batch("pl", &planners)?;
         self.batch(
             "cl",
             &format!(

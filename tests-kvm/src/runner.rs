@@ -87,7 +87,8 @@ impl Runner {
 
     async fn run_case(&self, case: &Case, dir: &Path) -> Result<Note> {
         let whole = async {
-            let mut cluster = Cluster::start(&self.lab, &self.artifacts, dir, case.hosts).await?;
+            let mut cluster =
+                Cluster::start(&self.lab, &self.artifacts, dir, case.hosts, case.store).await?;
             let note = (case.body)(&mut cluster).await?;
             cluster.finish().await.context("after the case")?;
             Ok(note)

@@ -72,9 +72,9 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Waits until the planner has killed itself, and starts it again.
 async fn rise_again(cluster: &mut Cluster<'_>) -> Result<()> {
-    cluster.planner.wait_end(DEATH_BOUND).await?;
-    cluster.planner_faults.disarm()?;
-    cluster.planner.start()?;
+    cluster.planner.daemon.wait_end(DEATH_BOUND).await?;
+    cluster.planner.faults.disarm()?;
+    cluster.planner.daemon.start()?;
     cluster.wait_ready().await
 }
 
@@ -107,7 +107,7 @@ async fn ask_twice(
     wanted: &MigrateVmRequest,
     (death, commit): (Death, &str),
 ) -> Result<Migration> {
-    cluster.planner_faults.kill_at(&death.point(commit))?;
+    cluster.planner.faults.kill_at(&death.point(commit))?;
     if let Ok(answer) = cluster.clients.migrate(wanted).await {
         bail!("the planner answered before it died: {}", describe(&answer));
     }
@@ -173,7 +173,7 @@ async fn cancel_twice(
     id: &str,
     (death, commit): (Death, &str),
 ) -> Result<()> {
-    cluster.planner_faults.kill_at(&death.point(commit))?;
+    cluster.planner.faults.kill_at(&death.point(commit))?;
     if let Ok(answer) = cluster.clients.cancel(id).await {
         bail!("the planner answered before it died: {}", describe(&answer));
     }

@@ -28,7 +28,7 @@ pub(super) fn endless(vm: &GuestVm) -> MigrateVmRequest {
 }
 
 /// Starts a migration whose copying never ends, and waits until data crosses.
-pub(super) async fn start_endless(cluster: &Cluster<'_>, vm: &GuestVm) -> Result<Migration> {
+pub(crate) async fn start_endless(cluster: &Cluster<'_>, vm: &GuestVm) -> Result<Migration> {
     let migration = request(cluster, &endless(vm)).await?;
     let copying = |m: &Migration| m.phase == "admitted" && m.bytes_transferred > 0;
     cluster.clients.wait_migration(&migration.id, "to copy", MOVE_BOUND, copying).await
@@ -54,11 +54,11 @@ async fn copying(cluster: &mut Cluster<'_>) -> Result<Note> {
 
 async fn at_switchover(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("wanted"), "a").await?;
-    cluster.planner_faults.hold("before_commit.ordered")?;
+    cluster.planner.faults.hold("before_commit.ordered")?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached("before_commit.ordered", POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached("before_commit.ordered", POINT_BOUND).await?;
     cluster.clients.cancel(&migration.id).await?;
-    cluster.planner_faults.release("before_commit.ordered")?;
+    cluster.planner.faults.release("before_commit.ordered")?;
     expect_cancelled(cluster, &vm, &migration.id).await?;
     move_vm(cluster, &vm, "b").await?;
     Ok(Note::new())
@@ -66,12 +66,12 @@ async fn at_switchover(cluster: &mut Cluster<'_>) -> Result<Note> {
 
 async fn too_late(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("gone"), "a").await?;
-    cluster.planner_faults.hold("before_commit.committed")?;
+    cluster.planner.faults.hold("before_commit.committed")?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached("before_commit.committed", POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached("before_commit.committed", POINT_BOUND).await?;
     // Taken as a wish or refused as too late: both are honest, a half-way is not.
     let answer = cluster.clients.cancel(&migration.id).await;
-    cluster.planner_faults.release("before_commit.committed")?;
+    cluster.planner.faults.release("before_commit.committed")?;
     let over = |m: &Migration| matches!(m.phase.as_str(), "done" | "aborted" | "failed");
     let ended = cluster.clients.wait_migration(&migration.id, "to end", MOVE_BOUND, over).await?;
     let end = match ended.phase.as_str() {

@@ -143,16 +143,16 @@ async fn kill_and_start(cluster: &mut Cluster<'_>, victims: Victims) -> Result<(
         Victims::All => (true, &["a", "b"]),
     };
     if planner {
-        cluster.planner.kill().await?;
+        cluster.planner.daemon.kill().await?;
     }
     for host in agents {
         cluster.host(host)?.agent.kill().await?;
     }
-    cluster.planner_faults.disarm()?;
+    cluster.planner.faults.disarm()?;
     for host in agents {
         cluster.host(host)?.agent.start()?;
     }
-    if planner { cluster.planner.start() } else { Ok(()) }
+    if planner { cluster.planner.daemon.start() } else { Ok(()) }
 }
 
 /// Kills daemons while memory crosses.
@@ -171,9 +171,9 @@ async fn while_copying(cluster: &mut Cluster<'_>, victims: Victims) -> Result<No
 async fn at(cluster: &mut Cluster<'_>, victims: Victims, commit: &str) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
     let point = format!("after_commit.{commit}");
-    cluster.planner_faults.hold(&point)?;
+    cluster.planner.faults.hold(&point)?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached(&point, POINT_BOUND).await?;
     kill_and_start(cluster, victims).await?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(pause_note(&vm))
@@ -182,13 +182,13 @@ async fn at(cluster: &mut Cluster<'_>, victims: Victims, commit: &str) -> Result
 /// Kills the planner at a point of its own, starts it again, and expects the move to go on.
 async fn planner_at_point(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("carried"), "a").await?;
-    cluster.planner_faults.kill_at(&point)?;
+    cluster.planner.faults.kill_at(&point)?;
     let wanted = move_to(&vm, "b");
     // The planner may die before it answers: whoever asked asks again with the same id.
     let first = cluster.clients.migrate(&wanted).await;
-    cluster.planner.wait_end(DEATH_BOUND).await?;
-    cluster.planner_faults.release(&point)?;
-    cluster.planner.start()?;
+    cluster.planner.daemon.wait_end(DEATH_BOUND).await?;
+    cluster.planner.faults.release(&point)?;
+    cluster.planner.daemon.start()?;
     let migration = cluster.clients.migrate_until_answered(&wanted).await?;
     if let Ok(first) = first
         && first.id != migration.id
@@ -246,12 +246,12 @@ async fn agent_in_a_cancel(cluster: &mut Cluster<'_>, host: &str, point: String)
 /// receiver died.
 async fn agent_at_resume(cluster: &mut Cluster<'_>, point: String) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("wanted"), "a").await?;
-    cluster.planner_faults.hold("before_commit.restored")?;
+    cluster.planner.faults.hold("before_commit.restored")?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached("before_commit.restored", POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached("before_commit.restored", POINT_BOUND).await?;
     cluster.host("a")?.faults.kill_at(&point)?;
     kill_qemu(cluster, &vm, "b").await?;
-    cluster.planner_faults.release("before_commit.restored")?;
+    cluster.planner.faults.release("before_commit.restored")?;
     let host = cluster.host("a")?;
     host.agent.wait_end(DEATH_BOUND).await?;
     host.faults.release(&point)?;

@@ -87,7 +87,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Kills the QEMU process of a VM on a host, as the kernel's memory killer would, and waits until
 /// the host's agent has seen it: before that, whatever is commanded is commanded in good faith.
-pub(super) async fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
+pub(crate) async fn kill_qemu(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
     let uuid = vm.uuid.to_string();
     let found = qemu_processes(cluster.lab, [host])?;
     let process = found.iter().find(|process| process.uuid == uuid);
@@ -108,11 +108,11 @@ async fn while_copying(cluster: &mut Cluster<'_>, victim: Victim, end: End) -> R
 
 async fn at(cluster: &mut Cluster<'_>, victim: Victim, moment: Moment, end: End) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("mortal"), "a").await?;
-    cluster.planner_faults.hold(moment.point)?;
+    cluster.planner.faults.hold(moment.point)?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached(moment.point, POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached(moment.point, POINT_BOUND).await?;
     kill_qemu(cluster, &vm, victim.host()).await?;
-    cluster.planner_faults.release(moment.point)?;
+    cluster.planner.faults.release(moment.point)?;
     conclude(cluster, &vm, &migration.id, end).await
 }
 

@@ -63,16 +63,16 @@ fn limited(vm: &crate::cluster::GuestVm, absence: Absence) -> Result<MigrateVmRe
 /// refuses an order that comes later, even one that was written down before.
 async fn not_told(cluster: &mut Cluster<'_>, point: &str, absence: Absence) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("held"), "a").await?;
-    cluster.planner_faults.kill_at(point)?;
+    cluster.planner.faults.kill_at(point)?;
     let migration = request(cluster, &limited(&vm, absence)?).await?;
-    cluster.planner.wait_end(POINT_BOUND).await?;
-    cluster.planner_faults.disarm()?;
+    cluster.planner.daemon.wait_end(POINT_BOUND).await?;
+    cluster.planner.faults.disarm()?;
     vm.serial.wait_still(SILENCE, MOVE_BOUND).await?;
     // With the planner still away: the guest must not need it.
     vm.serial.wait_ticks(20, absence.hold_limit + Duration::from_secs(5)).await?;
     let stood_us = vm.serial.history().longest_gap_us(0);
     let_pass(absence.away.saturating_sub(absence.hold_limit)).await;
-    cluster.planner.start()?;
+    cluster.planner.daemon.start()?;
     let migration = settle(cluster, &vm, &migration.id, End::Aborted).await?;
     if migration.state != "failed" {
         bail!("nobody asked for it, but the state is {}", migration.state);
@@ -87,17 +87,17 @@ async fn not_told(cluster: &mut Cluster<'_>, point: &str, absence: Absence) -> R
 /// The switchover was ordered and both ends have finished: it waits for the planner, whatever the limit.
 async fn ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("held"), "a").await?;
-    cluster.planner_faults.kill_at("before_commit.restored")?;
+    cluster.planner.faults.kill_at("before_commit.restored")?;
     let migration = request(cluster, &limited(&vm, absence)?).await?;
-    cluster.planner.wait_end(POINT_BOUND).await?;
-    cluster.planner_faults.disarm()?;
+    cluster.planner.daemon.wait_end(POINT_BOUND).await?;
+    cluster.planner.faults.disarm()?;
     let printed = vm.serial.history().ticks.len();
     let_pass(absence.away).await;
     // A line that was under way may still have come; a guest that runs would have printed hundreds.
     if vm.serial.history().ticks.len() > printed + 5 {
         bail!("the guest went on although its switchover was ordered and nobody had committed it");
     }
-    cluster.planner.start()?;
+    cluster.planner.daemon.start()?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(pause_note(&vm))
 }
@@ -105,13 +105,13 @@ async fn ordered(cluster: &mut Cluster<'_>, absence: Absence) -> Result<Note> {
 /// A planner that is back in time finishes what it began.
 async fn within(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("held"), "a").await?;
-    cluster.planner_faults.kill_at("before_commit.ordered")?;
+    cluster.planner.faults.kill_at("before_commit.ordered")?;
     let patient = Absence { hold_limit: Duration::from_secs(20), away: Duration::ZERO };
     let migration = request(cluster, &limited(&vm, patient)?).await?;
-    cluster.planner.wait_end(POINT_BOUND).await?;
-    cluster.planner_faults.disarm()?;
+    cluster.planner.daemon.wait_end(POINT_BOUND).await?;
+    cluster.planner.faults.disarm()?;
     vm.serial.wait_still(SILENCE, MOVE_BOUND).await?;
-    cluster.planner.start()?;
+    cluster.planner.daemon.start()?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(pause_note(&vm))
 }

@@ -105,8 +105,8 @@ async fn storm_of(cluster: &mut Cluster<'_>, seed: u64) -> Result<Note> {
         hostile::expect_answers(port, &prey).await?;
     }
     for (port, pid) in [
-        (Port::PlannerGrpc, cluster.planner.pid()),
-        (Port::PlannerRest, cluster.planner.pid()),
+        (Port::PlannerGrpc, cluster.planner.daemon.pid()),
+        (Port::PlannerRest, cluster.planner.daemon.pid()),
         (Port::AgentGrpc, cluster.host("b")?.agent.pid()),
         (Port::AgentMetrics, cluster.host("b")?.agent.pid()),
     ] {
@@ -138,7 +138,8 @@ struct Seen {
 
 impl Seen {
     async fn of(cluster: &mut Cluster<'_>, vm: &GuestVm, prey: &Prey) -> Result<Self> {
-        let planner = Footprint::of(&cluster.planner, &prey.address(Port::PlannerRest)).await?;
+        let planner =
+            Footprint::of(&cluster.planner.daemon, &prey.address(Port::PlannerRest)).await?;
         let metrics = prey.address(Port::AgentMetrics);
         let agent = Footprint::of(&cluster.host(&prey.host)?.agent, &metrics).await?;
         let names = cluster.host_names();
@@ -152,9 +153,9 @@ impl Seen {
     }
 
     async fn expect_again(&self, cluster: &mut Cluster<'_>, vm: &GuestVm) -> Result<String> {
-        let planner = self.planner.expect_again(&cluster.planner).await?;
+        let planner = self.planner.expect_again(&cluster.planner.daemon).await?;
         let agent = self.agent.expect_again(&cluster.host("b")?.agent).await?;
-        proof::expect_no_panic(cluster.planner.log())?;
+        proof::expect_no_panic(cluster.planner.daemon.log())?;
         proof::expect_no_panic(cluster.host("b")?.agent.log())?;
         let qemu = proof::qemu_processes(cluster.lab, cluster.host_names())?;
         if qemu != self.qemu {
@@ -246,7 +247,7 @@ async fn receiver(cluster: &mut Cluster<'_>) -> Result<Note> {
     let migration = request(cluster, &move_to(&vm, "b")).await?;
     faults.wait_reached(armed, POINT_BOUND).await?;
     let metrics = format!("{PLANNER_ADDRESS}:9095");
-    let before = Footprint::of(&cluster.planner, &metrics).await?;
+    let before = Footprint::of(&cluster.planner.daemon, &metrics).await?;
     let qemus = proof::qemu_processes(cluster.lab, ["a", "b"])?;
     let mut listening = Vec::new();
     for qemu in &qemus {
@@ -263,7 +264,7 @@ async fn receiver(cluster: &mut Cluster<'_>) -> Result<Note> {
         bail!("the receiver listens on {socket} of host {host}");
     }
     come_and_go(cluster, &migration.id, &vm).await?;
-    before.expect_again(&cluster.planner).await?;
+    before.expect_again(&cluster.planner.daemon).await?;
     faults.release(armed)?;
     settle(cluster, &vm, &migration.id, End::Done).await?;
     Ok(format!("it listened on {socket}"))

@@ -35,13 +35,13 @@ async fn equal(cluster: &mut Cluster<'_>, accelerator: Accelerator) -> Result<No
     let mut source = monitors.next().await?;
     vm.serial.wait_ticks(spec.ticks_per_check(), POINT_BOUND).await?;
     // Ownership has moved and the destination was not told yet: both ends have everything, and stand still.
-    cluster.planner_faults.hold("after_commit.committed")?;
+    cluster.planner.faults.hold("after_commit.committed")?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached("after_commit.committed", POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached("after_commit.committed", POINT_BOUND).await?;
     let mut destination = monitors.next().await?;
     let here = source.memory(bytes, &cluster.dir().join("source.mem")).await?;
     let there = destination.memory(bytes, &cluster.dir().join("destination.mem")).await?;
-    cluster.planner_faults.release("after_commit.committed")?;
+    cluster.planner.faults.release("after_commit.committed")?;
     let differing = differing_pages(&here, &there);
     if !differing.is_empty() {
         bail!("{} pages differ, the first at {:#x}", differing.len(), differing[0]);

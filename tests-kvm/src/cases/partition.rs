@@ -33,11 +33,11 @@ pub(super) fn cases() -> Vec<Case> {
 async fn cut_off(cluster: &mut Cluster<'_>, host: &str, phase: &str) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("distant"), "a").await?;
     let point = format!("after_commit.{phase}");
-    cluster.planner_faults.hold(&point)?;
+    cluster.planner.faults.hold(&point)?;
     let migration = request(cluster, &move_to(&vm, "b")).await?;
-    cluster.planner_faults.wait_reached(&point, POINT_BOUND).await?;
+    cluster.planner.faults.wait_reached(&point, POINT_BOUND).await?;
     cluster.lab.set_plug(host, Plug::Out)?;
-    cluster.planner_faults.release(&point)?;
+    cluster.planner.faults.release(&point)?;
     let_pass(CUT_OFF).await;
     cluster.lab.set_plug(host, Plug::In)?;
     settle(cluster, &vm, &migration.id, End::Done).await?;

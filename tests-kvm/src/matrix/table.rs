@@ -1,0 +1,165 @@
+//! The planner's commits, and how a death around each has to end.
+//!
+//! A row is a commit. Its two lines are the instants before and after it; the columns are those who
+//! die. What stands there follows from the design's table of deaths, by the phase that the store
+//! holds at that instant: nothing was decided before the commit, all of it after.
+
+use super::Planned::{Differs, Ends, Never};
+use super::scenario::Scenario;
+use super::{End, Place, Planned, Point};
+
+/// One commit of the planner.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// What is under way.
+    pub scenario: Scenario,
+    /// What is committed.
+    pub commit: &'static str,
+    /// The fault points before and after it: they differ where one statement enters two phases.
+    faults: [&'static str; 2],
+    before: [Planned; 8],
+    after: [Planned; 8],
+}
+
+impl Row {
+    /// Returns both instants, each with what is planned for every victim.
+    #[must_use]
+    pub fn points(&self) -> [(Point, [Planned; 8]); 2] {
+        let [before, after] = self.faults;
+        let point = |side, fault| Point::Planner { side, fault, commit: self.commit };
+        [(point("before_commit", before), self.before), (point("after_commit", after), self.after)]
+    }
+}
+
+const fn ended(phase: &'static str, place: Place, generations: u64) -> End {
+    End { phase: Some(phase), place, generations }
+}
+
+pub(super) const ARRIVED: End = ended("done", Place::Destination, 1);
+pub(super) const STAYED: End = ended("aborted", Place::Source, 0);
+/// Back after the commit: the destination's generation was never used, the source takes the next.
+pub(super) const RETURNED: End = ended("aborted", Place::Source, 2);
+pub(super) const GUEST_LOST: End = ended("failed", Place::Lost, 0);
+pub(super) const GUEST_CRASHED: End = ended("failed", Place::Lost, 1);
+const ARRIVED_AND_LOST: End = ended("done", Place::Lost, 1);
+const STAYED_AND_LOST: End = ended("aborted", Place::Lost, 0);
+/// A first start takes the first generation.
+pub(super) const STARTED: End = End { phase: None, place: Place::Source, generations: 1 };
+const STARTED_AND_LOST: End = End { phase: None, place: Place::Lost, generations: 1 };
+const NOT_STARTED: End = End { phase: None, place: Place::Stopped, generations: 1 };
+pub(super) const STOPPED: End = End { phase: None, place: Place::Stopped, generations: 0 };
+
+/// The migration goes on, or its guest went on: the guest runs on the destination.
+const DONE: Planned = Ends(&[ARRIVED]);
+/// It is taken back: the guest runs on the source as before.
+const BACK: Planned = Ends(&[STAYED]);
+/// It is taken back after its commit.
+const NEXT: Planned = Ends(&[RETURNED]);
+/// The guest died on the source, before the destination had all of it.
+const LOST: Planned = Ends(&[GUEST_LOST]);
+/// The guest died on the destination, after it went on there.
+const CRSH: Planned = Ends(&[GUEST_CRASHED]);
+/// The source died when the destination had everything: done all the same.
+const LATE: Planned = Ends(&[ARRIVED_AND_LOST]);
+/// The guest died on the source after the migration was over.
+const GONE: Planned = Ends(&[STAYED_AND_LOST]);
+/// What was seen is committed, then the guest's death is seen; or it is seen first.
+const DIES: Planned = Differs { goes_on: &[ARRIVED_AND_LOST], looks_anew: &[GUEST_CRASHED] };
+const ENDS: Planned = Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[GUEST_LOST] };
+const RUNS: Planned = Ends(&[STARTED]);
+const STOP: Planned = Ends(&[STOPPED]);
+const FELL: Planned = Ends(&[STARTED_AND_LOST]);
+
+const NONE: Planned = Never("there is no receiver yet");
+const GON1: Planned = Never("the receiver is gone: that is what is committed");
+const GON2: Planned = Never("the source's QEMU is gone: that is what is committed");
+const GON3: Planned = Never("the source's QEMU has died already: that is what the scenario is");
+const NOQ1: Planned = Never("the VM has no QEMU process yet");
+const NOQ2: Planned = Never("the VM has no QEMU process any more");
+const ALON: Planned = Never("a start or stop has one host");
+
+/// Returns the table.
+#[must_use]
+#[rustfmt::skip] // Its columns are the documentation.
+pub fn rows() -> Vec<Row> {
+    use Scenario as S;
+    let row = |scenario, commit, faults, before, after| Row { scenario, commit, faults, before, after };
+    let same = |name| [name, name];
+    vec![
+        //                                                      planner
+        //                                                      |     source's agent
+        //                                                      |     |     destination's agent
+        //                                                      |     |     |     both agents
+        //                                                      |     |     |     |     source's QEMU
+        //                                                      |     |     |     |     |     receiver's QEMU
+        //                                                      |     |     |     |     |     |     source as a machine
+        //                                                      |     |     |     |     |     |     |     destination as a machine
+        row(S::Move, "admitted", same("admitted"),             [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE],
+                                                               [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
+        row(S::Move, "armed", same("armed"),                   [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Move, "ordered", same("ordered"),               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Move, "committed", ["restored", "committed"],   [DONE, DONE, DONE, DONE, DONE, BCK2, DONE, BCK2],
+                                                               [DONE, DONE, DONE, DONE, DONE, NEXT, DONE, NEXT]),
+        row(S::Move, "attached", same("attached"),             [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE],
+                                                               [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE]),
+        row(S::Move, "done", same("done"),                     [DONE, DONE, DONE, DONE, GON2, DIES, DONE, DIES],
+                                                               [DONE, DONE, DONE, DONE, GON2, LATE, DONE, LATE]),
+        row(S::Cancel, "cancelling", same("cancelling"),       [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
+        row(S::Cancel, "clearing", same("clearing"),           [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK]),
+        row(S::Cancel, "aborted", same("aborted"),             [BACK, BACK, BACK, BACK, ENDS, GON1, ENDS, BACK],
+                                                               [BACK, BACK, BACK, BACK, GONE, GON1, GONE, BACK]),
+        row(S::Undo, "undoing", same("undoing"),               [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
+        row(S::Undo, "resuming", same("resuming"),             [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK]),
+        row(S::LostReceiver, "resuming", same("resuming"),     [NEXT, NEXT, NEXT, NEXT, LST1, GON1, LST1, NEXT],
+                                                               [NEXT, NEXT, NEXT, NEXT, LST2, GON1, LST2, NEXT]),
+        row(S::LostReceiver, "aborted", same("aborted"),       [NEXT, NEXT, NEXT, NEXT, END2, GON1, END2, NEXT],
+                                                               [NEXT, NEXT, NEXT, NEXT, GNE2, GON1, GNE2, NEXT]),
+        row(S::LostSource, "failed", same("failed"),           [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST],
+                                                               [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST]),
+        row(S::Queue, "queued", same("queued"),                [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE],
+                                                               [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE]),
+        row(S::Queue, "admitted", same("admitted"),            [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE],
+                                                               [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
+        row(S::QueueCancel, "aborted", same("aborted"),        [BACK, BACK, BACK, BACK, GONE, NONE, GONE, BACK],
+                                                               [BACK, BACK, BACK, BACK, GONE, NONE, GONE, BACK]),
+        row(S::Start, "starting", same("starting"),            [RUNS, RUNS, ALON, ALON, NOQ1, ALON, RUNS, ALON],
+                                                               [RUNS, RUNS, ALON, ALON, NOQ1, ALON, RUNS, ALON]),
+        row(S::Start, "started", same("started"),              [RUNS, RUNS, ALON, ALON, FALL, ALON, FALL, ALON],
+                                                               [RUNS, RUNS, ALON, ALON, FELL, ALON, FELL, ALON]),
+        row(S::Stop, "stopping", same("stopping"),             [STOP, STOP, ALON, ALON, STOP, ALON, STOP, ALON],
+                                                               [STOP, STOP, ALON, ALON, STOP, ALON, STOP, ALON]),
+        row(S::Stop, "stopped", same("stopped"),               [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON],
+                                                               [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON]),
+    ]
+}
+
+/// The guest was seen on the destination, which then falls silent: the source is released before or
+/// after the destination comes back to say that the guest crashed.
+const MUTE: Planned = Ends(&[GUEST_CRASHED, ARRIVED_AND_LOST]);
+/// The source has said that its guest goes on, and then falls silent: a planner that heard it ends
+/// the receiver and is done, before or after the source comes back to say that all is lost.
+const SAID: Planned =
+    Differs { goes_on: &[GUEST_LOST, STAYED_AND_LOST], looks_anew: &[GUEST_LOST] };
+/// The receiver of a transfer that is complete dies before that is committed: the planner that saw
+/// it commits, and goes back under the next generation; one that looks anew sees the death first.
+const BCK2: Planned = Differs { goes_on: &[RETURNED], looks_anew: &[STAYED] };
+/// The source dies too, on the way back after the commit: before the way back is committed the
+/// generation is the destination's, after it the source's.
+const LST1: Planned = Differs {
+    goes_on: &[ended("failed", Place::Lost, 2)],
+    looks_anew: &[ended("failed", Place::Lost, 1)],
+};
+const LST2: Planned = Ends(&[ended("failed", Place::Lost, 2)]);
+const END2: Planned = Differs {
+    goes_on: &[ended("aborted", Place::Lost, 2)],
+    looks_anew: &[ended("failed", Place::Lost, 2)],
+};
+const GNE2: Planned = Ends(&[ended("aborted", Place::Lost, 2)]);
+/// A start that is committed is lost after; one that nobody committed is seen to have failed.
+const FALL: Planned = Differs { goes_on: &[STARTED_AND_LOST], looks_anew: &[NOT_STARTED] };
