@@ -8,17 +8,17 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use axum::serve::ListenerExt as _;
-use nix::sys::socket::{setsockopt, sockopt};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpStream;
 use vmferry_types::Role;
 
+use self::bounded::Bounded;
 use crate::agent::{Agent, StartError};
 use crate::live::Knowledge;
+
+mod bounded;
 
 /// Renders what is true at the moment of the question: a VM that left has no series.
 #[derive(Debug)]
@@ -113,8 +113,7 @@ pub(crate) async fn serve(agent: &Arc<Agent>) -> Result<SocketAddr, StartError> 
         .route("/healthz", get(async || "ok\n"))
         .with_state(Arc::new(registry));
     agent.shutdown.spawn(async move {
-        let listener = listener.tap_io(|stream| keep_alive(stream));
-        if let Err(error) = axum::serve(listener, router).await {
+        if let Err(error) = axum::serve(Bounded::new(listener), router).await {
             tracing::error!(%error, "metrics service ended");
         }
     });
@@ -129,17 +128,5 @@ async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-/// Lets the kernel ask a silent peer whether it is still there: one that lost its power is gone
-/// after two minutes, not never.
-fn keep_alive(stream: &TcpStream) {
-    let set = setsockopt(stream, sockopt::TcpKeepIdle, &60)
-        .and_then(|()| setsockopt(stream, sockopt::TcpKeepInterval, &15))
-        .and_then(|()| setsockopt(stream, sockopt::TcpKeepCount, &4))
-        .and_then(|()| setsockopt(stream, sockopt::KeepAlive, &true));
-    if let Err(error) = set {
-        tracing::debug!(%error, "a connection is not kept alive");
     }
 }
