@@ -10,7 +10,7 @@ use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{Millis, VmId};
 
 use crate::clock;
-use crate::process::QemuProcess;
+use crate::process::{GuestEnd, GuestRecord, QemuProcess};
 
 /// How well a VM is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +151,24 @@ impl Shared {
             sight.stopped_at_us = 0;
             sight.resumed_at_us = 0;
             sight.rate = 0;
+        });
+    }
+
+    /// Takes up what the shim heard of the guest while nobody else listened.
+    pub(crate) fn recall(&self, guest: &GuestRecord) {
+        self.sight.send_if_modified(|sight| {
+            let before = (sight.stopped_at_us, sight.resumed_at_us);
+            let joined = guest.joined(before);
+            (sight.stopped_at_us, sight.resumed_at_us) = joined;
+            let ended = guest.end.filter(|_| sight.gone.is_some()).map(|end| match end {
+                GuestEnd::Shutdown => RunState::Shutdown,
+                GuestEnd::Panicked => RunState::GuestPanicked,
+            });
+            let end = ended.is_some() && ended != sight.run_state;
+            if end {
+                sight.run_state = ended;
+            }
+            end || joined != before
         });
     }
 

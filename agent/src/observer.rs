@@ -23,7 +23,7 @@ use crate::error::chain;
 use crate::learning::{self, Learned};
 use crate::live::{Disks, Knowledge, Shared, Sight};
 use crate::monitor::{Heard, MonitorError};
-use crate::process::QemuProcess;
+use crate::process::{ProcessDir, QemuProcess};
 use crate::vm::LaneSender;
 use crate::wire;
 
@@ -36,6 +36,8 @@ const SETTLING_POLL: Duration = Duration::from_millis(2);
 const IDLE_POLL: Duration = Duration::from_secs(5);
 /// The least time over which a rate is taken: over less it says nothing.
 const RATE_SPAN: Millis = Millis(100);
+/// How long a host counts as learning because of one VM of which nothing can be found out.
+const LEARN_LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait before a process that could not be reached is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -96,11 +98,15 @@ async fn watch_on(
 
 /// Looks for the process until it answers or is gone (`None`).
 async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
+    let begun = Instant::now();
     loop {
         let record = shared.record.borrow().clone();
         let written = record.process()?;
         match learning::learn(shared.id, written, &agent.boot_id).await {
-            Learned::Alive(process) => return Some(*process),
+            Learned::Alive(process) => {
+                recall(shared, process.dir());
+                return Some(*process);
+            }
             Learned::Gone(gone) => {
                 tracing::info!(vm_id = %shared.id, ended = %gone.ended, "process is gone");
                 shared.sight.send_modify(|sight| {
@@ -108,6 +114,7 @@ async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
                     sight.gone = Some(gone);
                     sight.trouble.clear();
                 });
+                recall(shared, &ProcessDir::new(&written.dir));
                 agent.changed();
                 return None;
             }
@@ -119,15 +126,29 @@ async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
                 });
             }
             Learned::NotYet { cause } => {
-                // What was known before is not known any more.
+                // What was known before is not known any more. One VM that cannot be learnt of does
+                // not keep its host from being known.
+                let lasting = begun.elapsed() >= LEARN_LIMIT;
+                let knowledge = if lasting { Knowledge::Unresponsive } else { Knowledge::Learning };
                 shared.sight.send_modify(|sight| {
-                    sight.knowledge = Knowledge::Learning;
+                    sight.knowledge = knowledge;
                     sight.trouble = cause;
                 });
             }
         }
         agent.changed();
         sleep(RETRY).await;
+    }
+}
+
+/// Takes up what the shim wrote down of the guest.
+fn recall(shared: &Shared, dir: &ProcessDir) {
+    match dir.read_guest() {
+        Ok(Some(guest)) => shared.recall(&guest),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(vm_id = %shared.id, error = %chain(&error), "what the guest did is not known");
+        }
     }
 }
 
@@ -166,7 +187,11 @@ impl<'a> Observer<'a> {
                     Some(Heard::Event(event)) => {
                         again = again.max(self.handle_event(&event));
                     }
-                    Some(Heard::Lagged(_)) => again = Some(Ask::AllAnew),
+                    Some(Heard::Lagged(_)) => {
+                        // The shim may have heard what was missed here.
+                        recall(self.shared, self.process.dir());
+                        again = Some(Ask::AllAnew);
+                    }
                 },
                 read = &mut reading => match again {
                     // What was read may be older than the event that came since.
@@ -257,8 +282,14 @@ impl<'a> Observer<'a> {
             }
             EventView::Shutdown { origin: Origin::Guest | Origin::Host, .. }
             | EventView::Suspend
-            | EventView::Wakeup
-            | EventView::GuestPanicked => Some(Ask::AllAnew),
+            | EventView::Wakeup => Some(Ask::AllAnew),
+            EventView::GuestPanicked => {
+                // QEMU may end right after it.
+                self.shared
+                    .sight
+                    .send_modify(|sight| sight.run_state = Some(RunState::GuestPanicked));
+                Some(Ask::AllAnew)
+            }
             EventView::Reset
             | EventView::Powerdown
             | EventView::JobStatus { .. }
@@ -278,7 +309,7 @@ impl<'a> Observer<'a> {
     }
 
     fn handle_reading(&mut self, read: Result<Reading, MonitorError>) {
-        let reading = match read {
+        let mut reading = match read {
             Ok(reading) => reading,
             Err(error) => {
                 // A connection that ended is told by the events as well.
@@ -294,6 +325,7 @@ impl<'a> Observer<'a> {
             // It may be about an earlier attempt; the next reading is not.
             return;
         }
+        keep_figures(&mut reading.migrate, &self.shared.sight.borrow().migrate);
         let rate = self.rate(&reading.migrate);
         let identity = wire::identity(self.process.identity());
         let mut changed = false;
@@ -364,6 +396,18 @@ impl<'a> Observer<'a> {
         if let Some(cause) = due {
             self.lane.give_up(sent.migration, cause);
         }
+    }
+}
+
+/// Keeps how much had crossed before a transfer failed or was called back: QEMU does not say it
+/// any more, and it is part of the reason.
+fn keep_figures(now: &mut MigrateInfo, before: &MigrateInfo) {
+    let over = matches!(
+        now.status,
+        Some(MigrationStatus::Failed | MigrationStatus::Cancelling | MigrationStatus::Cancelled)
+    );
+    if over && now.ram.is_none() {
+        now.ram.clone_from(&before.ram);
     }
 }
 

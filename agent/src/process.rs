@@ -33,6 +33,7 @@ use crate::shim::{ShimClient, ShimError, ShimStatus};
 
 pub use self::adopt::{AdoptError, Adopted, Unresponsive, adopt, adopt_within};
 pub use self::end::{KillError, kill_and_prove_gone};
+pub use self::guest::{GuestEnd, GuestRecord};
 pub use self::identity::{IdentityError, Presence, ProcessIdentity};
 pub use self::judge::{JudgeError, Judgement, judge};
 pub use self::launch::{LaunchError, Launcher, LauncherKind, launch};
@@ -43,6 +44,7 @@ pub use self::scan::{QemuFound, Scan, ScanError, ShimFound, scan};
 
 mod adopt;
 mod end;
+mod guest;
 pub(crate) mod identity;
 mod judge;
 mod launch;

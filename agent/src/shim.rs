@@ -4,8 +4,9 @@
 //! stays until it has ended and somebody has read how. It keeps the second
 //! monitor with out-of-band execution negotiated from the start: once QEMU's
 //! main loop is stuck, a new connection is not greeted any more. It keeps
-//! QEMU's stderr, bounded, and it writes down the exit, which is the proof
-//! that the process is gone.
+//! QEMU's stderr, bounded, and it writes down when the guest stopped, went on
+//! or ended by itself, and the exit, which is the proof that the process is
+//! gone.
 //!
 //! What it withstands:
 //!

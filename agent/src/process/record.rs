@@ -5,6 +5,7 @@
 //! | `launch.json` | the agent, once | what to start |
 //! | `process.json` | the process itself, before exec | who it is |
 //! | `exit.json` | the shim, once | that it ended, and how |
+//! | `guest.json` | the shim | when the guest last stopped, went on, or ended by itself |
 //! | `qemu.log` | QEMU | its stdout and stderr, bounded |
 //! | `qmp.sock`, `oob.sock` | the shim, for QEMU | the agent's and the shim's monitor |
 //! | `qemu.pid` | QEMU | nothing new; its path tells a scan the directory |
@@ -27,6 +28,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::guest::GuestRecord;
 use super::identity::ProcessIdentity;
 
 /// The name of QEMU's own pid file.
@@ -214,6 +216,10 @@ impl ProcessDir {
         self.0.join("exit.json")
     }
 
+    fn guest_file(&self) -> PathBuf {
+        self.0.join("guest.json")
+    }
+
     /// Reads what was to be started; `None` if nothing was.
     ///
     /// # Errors
@@ -241,6 +247,15 @@ impl ProcessDir {
         read(&self.exit_file())
     }
 
+    /// Reads what the guest was last seen to do; `None` if nothing was.
+    ///
+    /// # Errors
+    ///
+    /// If the record is there but cannot be read.
+    pub fn read_guest(&self) -> Result<Option<GuestRecord>, RecordError> {
+        read(&self.guest_file())
+    }
+
     /// Writes what to start and returns whether this call was the first to.
     pub(crate) fn write_launch(&self, record: &LaunchRecord) -> Result<FirstUse, RecordError> {
         write_once(&self.launch_file(), record)
@@ -248,6 +263,10 @@ impl ProcessDir {
 
     pub(crate) fn write_process(&self, identity: &ProcessIdentity) -> Result<(), RecordError> {
         write(&self.process_file(), identity)
+    }
+
+    pub(crate) fn write_guest(&self, record: &GuestRecord) -> Result<(), RecordError> {
+        write(&self.guest_file(), record)
     }
 
     pub(crate) fn write_exit(&self, record: &ExitRecord) -> Result<(), RecordError> {

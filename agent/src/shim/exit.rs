@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::STDERR_TAIL_BYTES;
 use super::log::note;
@@ -14,6 +14,9 @@ use crate::process::{Exit, ExitRecord};
 
 /// How soon a record that could not be written is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How long the last words of a QEMU that has ended may take to be heard.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// Waits for the child to end and records it.
 pub(super) async fn watch(state: &State, mut child: Child) {
@@ -31,6 +34,11 @@ pub(super) async fn watch(state: &State, mut child: Child) {
         }
         sleep(RETRY).await;
     };
+    // Its last words lie in the second monitor's socket, and whoever finds the exit recorded takes
+    // them for written down.
+    if timeout(LAST_WORDS, state.heard_all()).await.is_err() {
+        note(&state.dir, "the second monitor stays open though QEMU has ended");
+    }
     record(state, exit).await;
 }
 

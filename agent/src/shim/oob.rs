@@ -8,6 +8,7 @@ use vmferry_qmp::EventView;
 use super::log::note;
 use super::protocol::{Failure, MigrationSeen};
 use super::state::{Oob, State};
+use crate::clock::monotonic_us;
 use crate::monitor::{Heard, Monitor, MonitorError};
 
 /// How often the socket is tried while QEMU most likely is about to bind it,
@@ -56,7 +57,14 @@ pub(super) async fn keep(state: &State) {
 fn hear(state: &State, heard: &Heard) {
     match heard {
         Heard::Event(event) => {
-            if let EventView::Migration(status) = event.view() {
+            let view = event.view();
+            // On the disk at once: nobody else may be there to tell it.
+            if let Some(guest) = state.hear_guest(|guest| guest.hear(&view, monotonic_us()))
+                && let Err(error) = state.dir.write_guest(&guest)
+            {
+                note(&state.dir, &format!("cannot record what the guest did: {error}"));
+            }
+            if let EventView::Migration(status) = view {
                 state.saw_migration(MigrationSeen { at_us: event.at_us, status });
             }
         }

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use super::protocol::{MigrationSeen, OobState, ShimStatus};
 use crate::monitor::Monitor;
 use crate::process::pidfd::PidFd;
-use crate::process::{ExitRecord, ProcessDir, ProcessIdentity};
+use crate::process::{ExitRecord, GuestRecord, ProcessDir, ProcessIdentity};
 
 /// How many migration events are kept. A migration has about ten of them.
 const MIGRATIONS_KEPT: usize = 64;
@@ -33,6 +33,7 @@ pub(super) struct State {
     /// A signal came. Remembered until QEMU has ended.
     pub(super) asked_to_end: Notify,
     migrations: Mutex<VecDeque<MigrationSeen>>,
+    guest: Mutex<GuestRecord>,
 }
 
 impl State {
@@ -51,6 +52,7 @@ impl State {
             bye: Notify::new(),
             asked_to_end: Notify::new(),
             migrations: Mutex::default(),
+            guest: Mutex::default(),
         }
     }
 
@@ -61,6 +63,22 @@ impl State {
             migrations.pop_front();
         }
         migrations.push_back(seen);
+    }
+
+    /// Changes what is known of the guest; returns it if it is news.
+    pub(super) fn hear_guest(
+        &self,
+        hear: impl FnOnce(&mut GuestRecord) -> bool,
+    ) -> Option<GuestRecord> {
+        let mut guest = self.guest.lock().unwrap_or_else(PoisonError::into_inner);
+        hear(&mut guest).then(|| guest.clone())
+    }
+
+    /// Waits until all that QEMU said on the second monitor was heard: once that is closed.
+    pub(super) async fn heard_all(&self) {
+        let mut oob = self.oob.subscribe();
+        // The sender lives as long as this does.
+        drop(oob.wait_for(|oob| matches!(oob, Oob::Disconnected { .. })).await);
     }
 
     pub(super) fn status(&self) -> ShimStatus {
