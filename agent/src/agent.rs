@@ -1,13 +1,13 @@
 //! One host's agent: what all of its parts share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 use vmferry_agent_core::journal::VmRecord;
-use vmferry_types::{Claim, Generation, VmId};
+use vmferry_types::{Generation, VmId};
 
 use crate::config::Config;
 use crate::error::chain;
@@ -16,7 +16,11 @@ use crate::journal::{Journal, JournalError, Kept};
 use crate::probe::{Probe, ProbeError};
 use crate::process::{self, Launcher, ProcessDir};
 use crate::shutdown::Shutdown;
+use crate::told::{Owner, Told};
 use crate::vm::VmHandle;
+
+/// The file in a directory of launches that says whose they are.
+const HOST_FILE: &str = "host";
 
 /// An agent could not start.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +72,10 @@ pub struct Agent {
     /// What runs here and is not ours, as last seen.
     pub(crate) strangers: Mutex<Vec<Stranger>>,
     pub(crate) latest_report: crate::report::Latest,
+    /// What planners last said of the VMs that are known here.
+    told: Mutex<Told>,
+    /// Held while a planner's word is taken up.
+    pub(crate) seeding: tokio::sync::Mutex<()>,
     vms: Mutex<BTreeMap<VmId, VmHandle>>,
     registered: watch::Sender<()>,
     changes: watch::Sender<()>,
@@ -118,8 +126,11 @@ impl Agent {
             }
             (kept, _) => kept,
         };
-        std::fs::create_dir_all(&config.run_dir)
-            .map_err(|source| StartError::RunDir { path: config.run_dir.clone(), source })?;
+        let run_dir_error = |source| StartError::RunDir { path: config.run_dir.clone(), source };
+        std::fs::create_dir_all(&config.run_dir).map_err(run_dir_error)?;
+        // Whoever finds a QEMU with a directory in here later can tell whose it was.
+        std::fs::write(config.run_dir.join(HOST_FILE), config.host_id.as_str())
+            .map_err(run_dir_error)?;
         let boot_id =
             process::identity::boot_id().map_err(|error| StartError::BootId(Box::new(error)))?;
         let probe = Probe::cached(&config.qemu, &config.run_dir.join("qemu.json"))
@@ -136,6 +147,8 @@ impl Agent {
             shutdown,
             strangers: Mutex::default(),
             latest_report: crate::report::Latest::default(),
+            told: Mutex::default(),
+            seeding: tokio::sync::Mutex::default(),
             vms: Mutex::default(),
             registered: watch::Sender::new(()),
             changes: watch::Sender::new(()),
@@ -156,7 +169,9 @@ impl Agent {
             tracing::error!(vm_id = %vm, error = %chain(&error), "record cannot be read");
             agent.register(VmHandle::unreadable(&agent, vm, chain(&error)));
         }
-        agent.sweep_run_dir();
+        if kept == Kept::Whole {
+            agent.sweep_run_dir();
+        }
         crate::report::look_for_strangers(&agent).await;
         Ok(agent)
     }
@@ -182,7 +197,7 @@ impl Agent {
     }
 
     /// Removes the directory of a launch whose end is written down.
-    pub(crate) fn discard(&self, dir: &std::path::Path) {
+    pub(crate) fn discard(&self, dir: &Path) {
         let ours = dir.parent() == Some(self.config.run_dir.as_path());
         if ours && let Err(error) = std::fs::remove_dir_all(dir) {
             tracing::debug!(dir = %dir.display(), %error, "directory was not removed");
@@ -209,7 +224,35 @@ impl Agent {
         handle
     }
 
-    fn register(&self, handle: VmHandle) {
+    /// Returns what planners last said.
+    pub(crate) fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says whether another host owns a VM by a newer generation than the one it runs under here.
+    pub(crate) fn superseded(&self, vm: VmId, generation: Generation) -> bool {
+        self.told().of(vm).is_some_and(|word| word.supersedes(generation))
+    }
+
+    /// Says whether a QEMU was launched by another host's agent on the same machine.
+    pub(crate) fn is_anothers(&self, qemu: &process::QemuFound) -> bool {
+        let Some(parent) = qemu.dir.as_deref().and_then(Path::parent) else { return false };
+        if parent == self.config.run_dir {
+            return false;
+        }
+        let host = std::fs::read_to_string(parent.join(HOST_FILE));
+        host.is_ok_and(|host| host.trim() != self.config.host_id.as_str())
+    }
+
+    /// Removes a VM that nothing was ever done to; its lane has ended.
+    pub(crate) fn drop_vm(&self, vm: &VmHandle) {
+        let mut vms = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        if vms.get(&vm.shared.id).is_some_and(|now| Arc::ptr_eq(&now.shared, &vm.shared)) {
+            vms.remove(&vm.shared.id);
+        }
+    }
+
+    pub(crate) fn register(&self, handle: VmHandle) {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.shared.id, handle);
         self.registered.send_replace(());
     }
@@ -243,62 +286,19 @@ impl Agent {
         self.proves.load(Ordering::Relaxed)
     }
 
-    /// Takes up what the planner knows of this host's VMs: from here on the journal proves
-    /// something again.
-    pub(crate) async fn seed(self: &Arc<Self>, generations: Vec<(VmId, Generation, Claim)>) {
-        let broken = self.vms().into_iter().filter(VmHandle::unreadable_vm);
-        let mut wanted: BTreeMap<VmId, (Generation, Claim)> = generations
-            .into_iter()
-            .map(|(vm, generation, claim)| (vm, (generation, claim)))
-            .collect();
-        for vm in broken {
-            if let Some((generation, claim)) = wanted.remove(&vm.shared.id)
-                && self.reseed_broken(&vm, generation, claim).await.is_err()
-            {
-                return;
-            }
-        }
-        if self.journal_proves() {
-            return;
-        }
-        for (vm, (generation, claim)) in wanted {
-            if let Err(error) = self.vm_or_new(vm).seed(generation, claim).await {
-                tracing::error!(vm_id = %vm, %error, "cannot take up what the planner knows");
-                return;
-            }
-        }
-        match Journal::mark_kept(&self.config.state_dir, &self.config.host_id) {
-            Ok(()) => {
-                tracing::info!("journal is seeded by the planner");
-                self.proves.store(true, Ordering::Relaxed);
-                self.changed();
-            }
-            Err(error) => {
-                tracing::error!(error = %chain(&error), "cannot mark the journal as kept");
-            }
-        }
+    /// Notes that it does.
+    pub(crate) fn trust_journal(&self) {
+        self.proves.store(true, Ordering::Relaxed);
+        self.changed();
     }
 
-    /// Replaces a broken record, if no QEMU of that VM runs here.
-    async fn reseed_broken(
-        self: &Arc<Self>,
-        vm: &VmHandle,
-        generation: Generation,
-        claim: Claim,
-    ) -> Result<(), ()> {
-        let id = vm.shared.id;
-        if self.stranger_of(id).is_some() {
-            // Its process was launched by this agent once; what it is cannot be known any more.
-            return Ok(());
-        }
-        self.journal.set_aside(id).map_err(|error| {
-            tracing::error!(vm_id = %id, error = %chain(&error), "cannot set a broken record aside");
-        })?;
-        self.register(VmHandle::known(self, VmRecord::new(id)));
-        let Some(fresh) = self.vm(id) else { return Ok(()) };
-        fresh.seed(generation, claim).await.map_err(|error| {
-            tracing::error!(vm_id = %id, %error, "cannot take up what the planner knows");
-        })
+    /// Says whether the journal is whole, as far as anybody needs it: a record that cannot be read
+    /// counts no more once a planner has said that it knows no such VM.
+    pub(crate) fn journal_is_whole(&self, vms: &[VmHandle]) -> bool {
+        let told = self.told();
+        let disowned = |vm: VmId| told.of(vm).is_some_and(|word| word.owner == Owner::NoSuchVm);
+        self.journal_proves()
+            && vms.iter().filter(|vm| vm.unreadable_vm()).all(|vm| disowned(vm.shared.id))
     }
 
     /// Returns a QEMU process with the VM's UUID that is not ours.

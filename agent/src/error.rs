@@ -43,6 +43,11 @@ pub(crate) enum CommandError {
         "migration {0} of this VM is open here: let whoever began it end it, or go on with it under its id"
     )]
     MigrationOpen(MigrationId),
+    /// There is no room for one more VM that nothing was ever done to.
+    #[error(
+        "{0} VMs were claimed here and never used, all of them lately: end whoever claims them, or wait"
+    )]
+    TooManyVms(usize),
     /// The source gave the transfer up.
     #[error("the source gave this transfer up: {0}")]
     GaveUp(String),
@@ -84,6 +89,7 @@ impl CommandError {
             Self::WrongState(_) => ("wrong_state", Code::FailedPrecondition),
             Self::DiskInUse { .. } => ("disk_in_use", Code::FailedPrecondition),
             Self::MigrationOpen(_) => ("migration_open", Code::FailedPrecondition),
+            Self::TooManyVms(_) => ("too_many_vms", Code::ResourceExhausted),
             Self::GaveUp(_) => ("gave_up", Code::FailedPrecondition),
             Self::ReceiverGone(_) => ("receiver_gone", Code::FailedPrecondition),
             Self::Failed { .. } => ("internal", Code::Internal),
@@ -162,6 +168,7 @@ impl From<CommandError> for Status {
             | CommandError::WrongState(_)
             | CommandError::DiskInUse { .. }
             | CommandError::MigrationOpen(_)
+            | CommandError::TooManyVms(_)
             | CommandError::GaveUp(_)
             | CommandError::ReceiverGone(_)
             | CommandError::Failed { .. } => {}

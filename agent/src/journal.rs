@@ -120,9 +120,25 @@ impl Journal {
         replace(state_dir, MARKER, host.as_str().as_bytes())
     }
 
+    /// Returns where a VM's record is.
+    pub(crate) fn path(&self, vm: VmId) -> PathBuf {
+        self.dir.join(format!("{vm}.json"))
+    }
+
+    /// Removes the record of a VM that nothing was ever done to.
+    pub(crate) fn remove(&self, vm: VmId) -> Result<(), JournalError> {
+        let path = self.path(vm);
+        let removed = match fs::remove_file(&path) {
+            // It was never written.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| File::open(&self.dir)?.sync_all()),
+        };
+        removed.map_err(|source| failed("remove", &path, source))
+    }
+
     /// Puts a broken record aside, so that a new one can be written and the old one be looked at.
     pub(crate) fn set_aside(&self, vm: VmId) -> Result<(), JournalError> {
-        let path = self.dir.join(format!("{vm}.json"));
+        let path = self.path(vm);
         let aside = self.dir.join(format!("{vm}.broken"));
         fs::rename(&path, &aside).map_err(|source| failed("set aside", &path, source))
     }

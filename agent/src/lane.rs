@@ -22,7 +22,7 @@ use crate::error::CommandError;
 use crate::live::{Knowledge, Shared, Sight};
 use crate::process::QemuProcess;
 use crate::vm::{ClaimCommand, Command, LaneSender, Message};
-use crate::{clock, observe, observer};
+use crate::{clock, observe, observer, ownership};
 
 /// The command that a lane is carrying out.
 #[derive(Debug)]
@@ -98,11 +98,30 @@ impl Lane {
                     Box::pin(self.give_up(migration, cause)).await;
                 }
                 Message::Gone => self.clear_receiver().await,
+                Message::Forget(answer) => {
+                    let forgotten = self.forget();
+                    let over = forgotten.is_ok();
+                    drop(answer.send(forgotten));
+                    if over {
+                        return;
+                    }
+                }
                 Message::Seed(generation, claim, answer) => {
                     drop(answer.send(self.seed(generation, claim).await));
                 }
             }
         }
+    }
+
+    /// Removes the record of a VM that nothing was ever done to.
+    fn forget(&self) -> Result<(), CommandError> {
+        if !crate::idle::only_claimed(&self.record) {
+            return Err(CommandError::wrong_state("the VM has been used since"));
+        }
+        self.agent
+            .journal
+            .remove(self.shared.id)
+            .map_err(|error| CommandError::failed("remove a record", &error))
     }
 
     /// Refuses where the record itself proves nothing.
@@ -184,6 +203,8 @@ impl Lane {
             Decision::Replay { answer } => return actions::replay(&answer),
             Decision::Execute | Decision::Resume => {}
         }
+        ownership::check(&self.agent, &command.fence, &command.action)
+            .map_err(CommandError::Fence)?;
         self.shared.hear();
         actions::check_knowledge(&command.action, &self.shared.sight.borrow())?;
         let label = actions::label(&command.action);
@@ -258,6 +279,10 @@ impl Lane {
             GiveUp::Unheard(limit) => clock::monotonic().less(self.shared.heard()) >= limit,
             GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unfinished => true,
         };
+        if self.superseded() {
+            // Whatever became of it, it goes on elsewhere: here it must never run again.
+            return;
+        }
         let Some(sent) = self.record.sent_mut() else { return };
         if !unheard || sent.migration != migration {
             return;
@@ -283,6 +308,14 @@ impl Lane {
         if let Err(error) = actions::call_back(self).await {
             tracing::error!(%error, "transfer could not be called back");
         }
+    }
+
+    /// Says whether the guest is another host's by now: somebody commands under a newer generation
+    /// than the one it runs under here, or a planner says so.
+    fn superseded(&self) -> bool {
+        let Some(process) = self.record.process() else { return false };
+        self.record.fence.generation > process.generation
+            || self.agent.superseded(self.shared.id, process.generation)
     }
 
     /// Clears away what is left of a receiver that is proven gone and was never to run: nobody has

@@ -6,7 +6,9 @@ use vmferry_agent_core::journal::{Gone, GoneKind, Process};
 use vmferry_types::VmId;
 
 use crate::clock;
-use crate::process::{self, Adopted, Presence, ProcessDir, ProcessIdentity, QemuProcess};
+use crate::process::{
+    self, AdoptError, Adopted, Presence, ProcessDir, ProcessIdentity, QemuProcess,
+};
 use crate::wire;
 
 /// What became of a process.
@@ -32,15 +34,24 @@ pub(crate) async fn learn(vm: VmId, written: &Process, boot_id: &str) -> Learned
             identity: wire::identity(&silent.identity),
             cause: crate::error::chain(&silent.cause),
         },
-        Adopted::Unknown(error) => match by_journal(vm, written, boot_id).await {
-            Some(gone) => Learned::Gone(gone),
-            None => Learned::NotYet { cause: crate::error::chain(&error) },
-        },
+        Adopted::Unknown(error) => {
+            let cause = crate::error::chain(&error);
+            match (by_journal(vm, written, boot_id).await, &written.identity, &error) {
+                (Some(gone), _, _) => Learned::Gone(gone),
+                // Its directory says nothing any more, and it was not proven gone: it is there.
+                (None, Some(identity), AdoptError::Judge { .. }) => {
+                    Learned::Unresponsive { identity: identity.clone(), cause }
+                }
+                (None, _, AdoptError::Judge { .. } | AdoptError::Starting { .. }) => {
+                    Learned::NotYet { cause }
+                }
+            }
+        }
     }
 }
 
-/// Proves by the journal alone that a process is gone, where its directory went with a boot or was
-/// never made.
+/// Proves by the journal alone that a process is gone, where its directory went with a boot, was
+/// never made, or cannot be read.
 pub(crate) async fn by_journal(vm: VmId, written: &Process, boot_id: &str) -> Option<Gone> {
     let gone = |kind, ended: &str| Gone {
         kind,
@@ -53,10 +64,6 @@ pub(crate) async fn by_journal(vm: VmId, written: &Process, boot_id: &str) -> Op
     if written.boot_id != boot_id {
         return Some(gone(GoneKind::NewBoot, "was there before the host was booted"));
     }
-    if Path::new(&written.dir).exists() {
-        // What is in there decides, and it could not be read.
-        return None;
-    }
     if let Some(known) = &written.identity {
         let identity = ProcessIdentity {
             pid: known.pid,
@@ -67,6 +74,10 @@ pub(crate) async fn by_journal(vm: VmId, written: &Process, boot_id: &str) -> Op
             Ok(Presence::Absent) => Some(gone(GoneKind::ProcessAbsent, "is not there any more")),
             Ok(Presence::Present | Presence::NewBoot { .. }) | Err(_) => None,
         };
+    }
+    if Path::new(&written.dir).exists() {
+        // What is in there decides, and it could not be read.
+        return None;
     }
     // The agent died between its note and the launch. The directory is made first, and the parent
     // is there, so nothing was launched; a look at what runs makes sure.

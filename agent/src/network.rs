@@ -9,10 +9,13 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 
 use futures::TryStreamExt as _;
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use rtnetlink::{Handle, LinkUnspec};
 use vmferry_agent_core::definition::Nic;
 use vmferry_agent_core::fence;
+
+/// How much of a digest names a tap.
+const TAP_DIGITS: usize = 11;
 
 /// A network could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +35,7 @@ pub(crate) enum NetworkError {
 /// Returns the name of a NIC's tap in one launch: at most 15 bytes.
 pub(crate) fn tap_name(launch_dir: &str, nic: &str) -> String {
     let digest = fence::digest(format!("{launch_dir}\0{nic}").as_bytes());
-    format!("vf{}", &digest[..11])
+    format!("vf{}", &digest[..TAP_DIGITS])
 }
 
 /// Creates the taps and puts them on their bridges. What exists already is taken over.
@@ -91,13 +94,39 @@ pub(crate) async fn remove(taps: &[String]) {
     }
 }
 
-/// Returns the names of this host's bridges.
-pub(crate) async fn bridges() -> Result<Vec<String>, NetworkError> {
+/// What interfaces this host has, as far as an agent cares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Links {
+    pub(crate) bridges: Vec<String>,
+    /// Taps named as this agent names its own that no process has open.
+    pub(crate) idle_taps: Vec<String>,
+}
+
+/// Returns this host's interfaces.
+pub(crate) async fn links() -> Result<Links, NetworkError> {
     with_netlink(async |netlink| {
-        let links = interfaces(&netlink).await?;
-        Ok(links.into_iter().filter(|(_, link)| is_bridge(link)).map(|(name, _)| name).collect())
+        let mut found = Links::default();
+        for (name, link) in interfaces(&netlink).await? {
+            if is_bridge(&link) {
+                found.bridges.push(name);
+            } else if is_tap_name(&name) && !link.header.flags.contains(LinkFlags::LowerUp) {
+                found.idle_taps.push(name);
+            }
+        }
+        Ok(found)
     })
     .await
+}
+
+/// Returns the names of this host's bridges.
+pub(crate) async fn bridges() -> Result<Vec<String>, NetworkError> {
+    Ok(links().await?.bridges)
+}
+
+/// Says whether an interface is named as [`tap_name`] names them.
+fn is_tap_name(name: &str) -> bool {
+    let digest = name.strip_prefix("vf").unwrap_or_default();
+    digest.len() == TAP_DIGITS && digest.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 async fn with_netlink<T>(
@@ -197,5 +226,6 @@ mod tests {
         assert_eq!(name.len(), 13);
         assert_ne!(name, tap_name("/run/vmferry/a-2", "nic0"));
         assert_ne!(name, tap_name("/run/vmferry/a-1", "nic1"));
+        assert!(is_tap_name(&name) && !is_tap_name("vf0") && !is_tap_name("veth0000000000"));
     }
 }

@@ -4,7 +4,7 @@ use vmferry_agent_core::journal::{GoneKind, Order, Part, VmRecord};
 use vmferry_agent_core::outgoing::{self, Sending};
 use vmferry_proto::v1;
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
-use vmferry_types::Role;
+use vmferry_types::{Role, VmId};
 
 use crate::agent::Agent;
 use crate::clock;
@@ -21,12 +21,14 @@ pub(crate) fn observation(agent: &Agent, shared: &Shared) -> v1::VmObservation {
 }
 
 /// Returns what is observed of a VM that nothing is known of.
-pub(crate) fn unknown(agent: &Agent, vm_id: &str) -> v1::VmObservation {
-    let knowledge =
-        if agent.journal_proves() { v1::Knowledge::UnknownVm } else { v1::Knowledge::Unreadable };
+pub(crate) fn unknown(agent: &Agent, vm: VmId) -> v1::VmObservation {
+    let stranger = agent.stranger_of(vm);
+    let proves = agent.journal_proves() && stranger.is_none();
+    let knowledge = if proves { v1::Knowledge::UnknownVm } else { v1::Knowledge::Unreadable };
     v1::VmObservation {
         host_id: agent.config.host_id.to_string(),
-        vm_id: vm_id.to_owned(),
+        vm_id: vm.to_string(),
+        trouble: stranger.as_deref().map(unnamed).unwrap_or_default(),
         boot_id: agent.boot_id.clone(),
         sequence: agent.next_sequence(),
         observed_at_ms: clock::wall_ms(),
@@ -36,7 +38,32 @@ pub(crate) fn unknown(agent: &Agent, vm_id: &str) -> v1::VmObservation {
     }
 }
 
-pub(crate) const fn knowledge(knowledge: Knowledge) -> v1::Knowledge {
+/// Returns how well a VM is known, and what is in the way of more.
+///
+/// A record without a process says nothing while a QEMU of the VM runs that no record names: it is
+/// of another time.
+pub(crate) fn known(agent: &Agent, record: &VmRecord, sight: &Sight) -> (v1::Knowledge, String) {
+    let stranger = match (&record.part, sight.knowledge) {
+        (Part::Absent | Part::Stopped { .. }, Knowledge::Known) => agent.stranger_of(record.vm),
+        (
+            Part::Absent | Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. },
+            Knowledge::Known
+            | Knowledge::Learning
+            | Knowledge::Unresponsive
+            | Knowledge::Unreadable,
+        ) => None,
+    };
+    match stranger {
+        Some(stranger) => (v1::Knowledge::Unreadable, unnamed(&stranger)),
+        None => (knowledge(sight.knowledge), sight.trouble.clone()),
+    }
+}
+
+fn unnamed(stranger: &str) -> String {
+    format!("a QEMU of this VM runs here that the journal does not know: {stranger}")
+}
+
+const fn knowledge(knowledge: Knowledge) -> v1::Knowledge {
     match knowledge {
         Knowledge::Learning => v1::Knowledge::Learning,
         Knowledge::Known => v1::Knowledge::Known,
@@ -55,6 +82,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         (None, _) => ended.map(|ended| &ended.gone),
     };
     let (handed, gave_up, gave_up_cause) = order(record);
+    let (knowledge, trouble) = known(agent, record, sight);
     v1::VmObservation {
         host_id: host.to_string(),
         vm_id: record.vm.to_string(),
@@ -62,7 +90,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         boot_id: agent.boot_id.clone(),
         sequence: agent.next_sequence(),
         observed_at_ms: clock::wall_ms(),
-        knowledge: knowledge(sight.knowledge).into(),
+        knowledge: knowledge.into(),
         role: role.label().to_owned(),
         generation: record.fence.generation.value(),
         claim: record.fence.claim.value(),
@@ -76,7 +104,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         gave_up_cause,
         ever_continued: record.ever_continued(),
         transfer: transfer(record, sight),
-        trouble: sight.trouble.clone(),
+        trouble,
         stopped_at_us: sight.stopped_at_us,
         resumed_at_us: sight.resumed_at_us,
         still_ms: still_ms(record, sight),
@@ -208,7 +236,7 @@ fn fill(status: &mut v1::TransferStatus, info: &MigrateInfo) {
 #[cfg(test)]
 mod tests {
     use vmferry_agent_core::journal::{Continued, Defined, Gone, Incoming, Process};
-    use vmferry_types::{Generation, MigrationId, VmId};
+    use vmferry_types::{Generation, MigrationId};
 
     use super::*;
 

@@ -1,7 +1,6 @@
 //! What a host says of itself.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -10,11 +9,13 @@ use tokio::time::Instant;
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::Identity;
 use vmferry_proto::v1;
-use vmferry_types::{Bytes, Role};
+use vmferry_qmp::RunState;
+use vmferry_types::{Bytes, Role, VmId};
 
 use crate::agent::{Agent, Stranger};
-use crate::live::{Knowledge, Shared};
-use crate::{clock, host, network, observe, process, wire};
+use crate::live::{Knowledge, Shared, Sight};
+use crate::orphans::Own;
+use crate::{clock, host, network, observe, orphans, process, wire};
 
 /// What QEMU takes beside the guest's memory: code, buffers, page tables; TCG's code cache most.
 const OVERHEAD: Bytes = Bytes(128 << 20);
@@ -56,7 +57,7 @@ pub(crate) async fn current(agent: &Arc<Agent>) -> v1::HostReport {
 pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     let vms = agent.vms();
     let targets: Vec<Target> = vms.iter().map(|vm| Target::of(&vm.shared)).collect();
-    let own = own_dirs(agent);
+    let mut own = Own::of(agent);
     let looked = tokio::task::spawn_blocking(move || Looked {
         used: targets.iter().map(Target::used_bytes).collect(),
         memory: host::memory(),
@@ -65,8 +66,18 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     })
     .await
     .unwrap_or_default();
-    note_strangers(agent, own, looked.scan);
-    let bridges = network::bridges().await.unwrap_or_default();
+    let links = network::links().await.unwrap_or_default();
+    // Neither before nor after the look: one may have been launched or ended meanwhile.
+    own.extend(Own::of(agent));
+    let mut orphans = orphans::of_records(agent, &vms);
+    if let Some(scan) = looked.scan {
+        orphans.extend(note_strangers(agent, &own, &scan));
+        let run_dir = agent.config.run_dir.clone();
+        let dirs = std::mem::take(&mut own.dirs);
+        let left = move || orphans::of_launches(&run_dir, &dirs, &scan);
+        orphans.extend(tokio::task::spawn_blocking(left).await.unwrap_or_default());
+    }
+    orphans.extend(orphans::of_taps(&own.taps, &links));
     let reports: Vec<v1::VmReport> = vms
         .iter()
         .zip(looked.used.iter().copied().chain(std::iter::repeat(0)))
@@ -76,7 +87,6 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         })
         .collect();
     let learning = vms.iter().any(|vm| vm.shared.sight.borrow().knowledge == Knowledge::Learning);
-    let unreadable = !agent.journal_proves() || vms.iter().any(crate::vm::VmHandle::unreadable_vm);
     let strangers = agent.strangers.lock().unwrap_or_else(PoisonError::into_inner);
     v1::HostReport {
         host_id: agent.config.host_id.to_string(),
@@ -88,12 +98,12 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         sequence: agent.next_sequence(),
         sent_at_ms: clock::wall_ms(),
         learning,
-        journal_unreadable: unreadable,
+        journal_unreadable: !agent.journal_is_whole(&vms),
         capacity: Some(capacity(agent, &reports, looked.memory, looked.huge_pages)),
-        capabilities: Some(capabilities(agent, bridges)),
+        capabilities: Some(capabilities(agent, links.bridges)),
         vms: without_long_gone(reports),
         strangers: strangers.iter().map(|stranger| stranger.text.clone()).collect(),
-        orphans: Vec::new(),
+        orphans: orphans::bounded(orphans),
     }
 }
 
@@ -155,55 +165,47 @@ struct Looked {
 
 /// Looks for QEMU processes that are not ours.
 pub(crate) async fn look_for_strangers(agent: &Agent) {
-    let own = own_dirs(agent);
+    let mut own = Own::of(agent);
     let scan = tokio::task::spawn_blocking(process::scan).await;
-    note_strangers(agent, own, scan.ok().and_then(Result::ok));
-}
-
-/// Returns the directories of every launch that the journal knows now.
-fn own_dirs(agent: &Agent) -> BTreeSet<PathBuf> {
-    agent
-        .vms()
-        .iter()
-        .filter_map(|vm| vm.shared.record.borrow().process().map(|written| (&written.dir).into()))
-        .collect()
-}
-
-/// Notes which QEMU processes here are not ours: neither before nor after the look, since one may
-/// have been launched or ended meanwhile.
-fn note_strangers(agent: &Agent, mut own: BTreeSet<PathBuf>, scan: Option<process::Scan>) {
+    own.extend(Own::of(agent));
     // Where nothing could be looked at, what was seen last still counts.
-    let Some(scan) = scan else { return };
-    // Another agent on this machine answers for what it launched.
-    let anothers = |dir: &PathBuf| dir.parent() != Some(agent.config.run_dir.as_path());
-    own.extend(own_dirs(agent));
-    let strangers = scan
-        .qemus
-        .into_iter()
-        .filter(|qemu| qemu.dir.as_ref().is_none_or(|dir| !own.contains(dir)))
-        .map(|qemu| Stranger {
-            uuid: qemu
-                .uuid
-                .filter(|_| !qemu.dir.as_ref().is_some_and(anothers))
-                .map(|uuid| uuid.as_u128()),
-            text: format!(
-                "{} {} {}",
-                qemu.identity,
-                qemu.name.as_deref().unwrap_or("without a name"),
-                qemu.uuid.map(|uuid| uuid.to_string()).unwrap_or_default()
-            )
-            .trim_end()
-            .to_owned(),
-        })
-        .collect();
+    if let Ok(Ok(scan)) = scan {
+        note_strangers(agent, &own, &scan);
+    }
+}
+
+/// Notes which QEMU processes here are not ours; returns those of them that are left of a VM of
+/// ours under a directory that is not this agent's any more.
+fn note_strangers(agent: &Agent, own: &Own, scan: &process::Scan) -> Vec<v1::Orphan> {
+    let (mut strangers, mut left) = (Vec::new(), Vec::new());
+    for qemu in &scan.qemus {
+        if qemu.dir.as_ref().is_some_and(|dir| own.dirs.contains(dir)) {
+            continue;
+        }
+        let uuid = qemu.uuid.filter(|_| !agent.is_anothers(qemu)).map(|uuid| uuid.as_u128());
+        let here = qemu.dir.as_deref().and_then(Path::parent) == Some(&agent.config.run_dir);
+        let known = uuid.is_some_and(|uuid| agent.vm(VmId::from_u128(uuid)).is_some());
+        if known && !here {
+            left.push(orphans::of_process(qemu));
+        }
+        let text = format!(
+            "{} {} {}",
+            qemu.identity,
+            qemu.name.as_deref().unwrap_or("without a name"),
+            qemu.uuid.map(|uuid| uuid.to_string()).unwrap_or_default()
+        );
+        strangers.push(Stranger { uuid, text: text.trim_end().to_owned() });
+    }
     *agent.strangers.lock().unwrap_or_else(PoisonError::into_inner) = strangers;
+    left
 }
 
 /// Returns what is said of one VM; nothing of one that left, but of its generation and claim.
 fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> {
     let record = shared.record.borrow().clone();
     let sight = shared.sight.borrow().clone();
-    if record.fence.claim.value() == 0 && sight.knowledge == Knowledge::Known {
+    let (knowledge, _) = observe::known(agent, &record, &sight);
+    if record.fence.claim.value() == 0 && knowledge == v1::Knowledge::Known {
         // Asked for, never commanded: there is nothing to say.
         return None;
     }
@@ -214,6 +216,8 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
         Role::Running | Role::Held | Role::Receiver => true,
         Role::Absent | Role::Stopped => false,
     };
+    // A process that is gone keeps no room from others.
+    let uses = process && sight.gone.is_none();
     let (handed, gave_up, _) = observe::order(&record);
     let configured = vm.as_ref().map_or(0, |vm| vm.memory_max.plus(OVERHEAD).value());
     Some(v1::VmReport {
@@ -222,16 +226,11 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
         role: role.label().to_owned(),
         generation: record.fence.generation.value(),
         claim: record.fence.claim.value(),
-        knowledge: observe::knowledge(sight.knowledge).into(),
-        configured_memory_bytes: if process { configured } else { 0 },
+        knowledge: knowledge.into(),
+        configured_memory_bytes: if uses { configured } else { 0 },
         observed_memory_bytes: used,
-        cpu_milli: vm.filter(|_| process).map_or(0, |vm| u64::from(vm.vcpus).saturating_mul(1000)),
-        run_state: sight
-            .run_state
-            .as_ref()
-            .filter(|_| sight.gone.is_none())
-            .map(|state| state.label().to_owned())
-            .unwrap_or_default(),
+        cpu_milli: vm.filter(|_| uses).map_or(0, |vm| u64::from(vm.vcpus).saturating_mul(1000)),
+        run_state: run_state(&sight),
         migration_id: record.fence.migration.map(|id| id.to_string()).unwrap_or_default(),
         definition: defined.map(|defined| defined.text.clone()).unwrap_or_default(),
         resolved_machine: defined
@@ -242,11 +241,28 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
             .as_ref()
             .filter(|_| process)
             .map(|gone| wire::gone_to_wire(gone, &agent.config.host_id)),
-        guest_end: String::new(),
+        guest_end: guest_end(&sight).to_owned(),
         handed,
         gave_up,
         ever_continued: record.ever_continued(),
     })
+}
+
+/// Returns QEMU's run state; of one that is gone, only in which its guest had ended by itself.
+fn run_state(sight: &Sight) -> String {
+    match (&sight.gone, &sight.run_state) {
+        (None, Some(state))
+        | (Some(_), Some(state @ (RunState::Shutdown | RunState::GuestPanicked))) => {
+            state.label().to_owned()
+        }
+        (Some(_), Some(_)) | (None | Some(_), None) => String::new(),
+    }
+}
+
+/// Says how a guest ended whose end was its own word, and no loss.
+fn guest_end(sight: &Sight) -> &'static str {
+    let off = sight.gone.is_some() && sight.run_state == Some(RunState::Shutdown);
+    if off { "shutdown" } else { "" }
 }
 
 fn capacity(

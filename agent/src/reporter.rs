@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
-use vmferry_types::{Claim, Generation};
 
 use crate::agent::Agent;
 use crate::report;
@@ -60,10 +59,12 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
     let mut reached = Reached::NotYet;
     loop {
         changes.mark_unchanged();
-        let report = report::current(&agent).await;
-        reached = match client.report(report).await {
+        let mut report = report::current(&agent).await;
+        // Another planner may have been sent the same: to each it is a report of its own.
+        report.sequence = agent.next_sequence();
+        reached = match client.report(report.clone()).await {
             Ok(reply) => {
-                let now = take_up(&agent, &planner, reply.into_inner()).await;
+                let now = take_up(&agent, &planner, &report, reply.into_inner()).await;
                 if now != reached {
                     tracing::info!(planner, ?now, "planner reached");
                 }
@@ -93,20 +94,16 @@ enum Reached {
     Lost,
 }
 
-async fn take_up(agent: &Arc<Agent>, planner: &str, reply: v1::ReportReply) -> Reached {
+async fn take_up(
+    agent: &Arc<Agent>,
+    planner: &str,
+    report: &v1::HostReport,
+    reply: v1::ReportReply,
+) -> Reached {
     if !reply.refused.is_empty() {
         tracing::warn!(planner, reason = reply.refused, "planner will not have this host");
         return Reached::Refused;
     }
-    // Those of other hosts as well: an old command for one of them may still be under way to here.
-    let generations = reply
-        .generations
-        .into_iter()
-        .filter_map(|owned| {
-            let vm = owned.vm_id.parse().ok()?;
-            Some((vm, Generation::from_stored(owned.generation), Claim::from_stored(owned.claim)))
-        })
-        .collect();
-    agent.seed(generations).await;
+    crate::seed::take_up(agent, report, reply.generations).await;
     Reached::Heard
 }

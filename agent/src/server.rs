@@ -20,7 +20,7 @@ use vmferry_types::{Claim, Generation, VmId};
 use crate::agent::{Agent, StartError};
 use crate::error::CommandError;
 use crate::vm::{ClaimCommand, Command};
-use crate::{check, describe, observe, report, watch, wire};
+use crate::{check, describe, idle, observe, report, watch, wire};
 
 /// The largest message taken; a definition is a few kilobytes.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -74,15 +74,21 @@ impl Service {
 
     /// Returns the VM that a claim is for. One that was never heard of is taken up for a claim
     /// that it will take, and for nothing else: each has a task of its own from then on.
-    fn claimed(&self, vm: VmId, claim: &ClaimCommand) -> Result<crate::vm::VmHandle, CommandError> {
+    async fn claimed(
+        &self,
+        vm: VmId,
+        claim: &ClaimCommand,
+    ) -> Result<crate::vm::VmHandle, CommandError> {
         if let Some(known) = self.agent.vm(vm) {
             return Ok(known);
         }
         let nothing = FenceState::default();
         match nothing.decide_claim(claim.migration, claim.generation, claim.claim) {
-            ClaimDecision::Refuse(refusal) => Err(CommandError::Fence(refusal)),
-            ClaimDecision::Take | ClaimDecision::Held => Ok(self.agent.vm_or_new(vm)),
+            ClaimDecision::Refuse(refusal) => return Err(CommandError::Fence(refusal)),
+            ClaimDecision::Take | ClaimDecision::Held => {}
         }
+        idle::make_room(&self.agent).await?;
+        Ok(self.agent.vm_or_new(vm))
     }
 
     /// Notes that a driver is heard, if it is the current one.
@@ -118,7 +124,7 @@ impl AgentService for Service {
             claim: Claim::from_stored(request.claim),
             hold_limit_ms: request.hold_limit_ms,
         };
-        let observation = self.claimed(vm, &claim)?.claim(claim).await?;
+        let observation = self.claimed(vm, &claim).await?.claim(claim).await?;
         Ok(Response::new(observation))
     }
 
@@ -154,7 +160,7 @@ impl AgentService for Service {
         let vm = self.hear(request.get_ref())?;
         let observation = match self.agent.vm(vm) {
             Some(handle) => handle.observe(&self.agent),
-            None => observe::unknown(&self.agent, &vm.to_string()),
+            None => observe::unknown(&self.agent, vm),
         };
         Ok(Response::new(observation))
     }

@@ -49,6 +49,7 @@ pub(crate) enum Message {
     Execute(Box<Command>, Answer<v1::ExecuteReply>),
     GiveUp(MigrationId, GiveUp),
     Gone,
+    Forget(Answer<()>),
     Seed(Generation, Claim, Answer<()>),
 }
 
@@ -142,6 +143,11 @@ impl VmHandle {
     /// Carries out a command.
     pub(crate) async fn execute(&self, command: Command) -> Result<v1::ExecuteReply, CommandError> {
         self.ask(|answer| Message::Execute(Box::new(command), answer)).await
+    }
+
+    /// Ends the lane of a VM that nothing was ever done to, and removes its record.
+    pub(crate) async fn forget(&self) -> Result<(), CommandError> {
+        self.ask(Message::Forget).await
     }
 
     /// Takes up the planner's word on who owns the VM.

@@ -41,7 +41,7 @@ async fn send(
         let known = agent.vm(vm);
         let sent = match &known {
             Some(handle) => follow(agent, handle, listener).await,
-            None => listener.send(Ok(observe::unknown(agent, &vm.to_string()))).await.is_ok(),
+            None => listener.send(Ok(observe::unknown(agent, vm))).await.is_ok(),
         };
         if !sent {
             return;

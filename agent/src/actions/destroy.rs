@@ -19,7 +19,13 @@ pub(super) async fn run(
             // Written down before it is said that nothing was started: a command to arm that is
             // still under way is older, and will be refused.
             lane.persist().await?;
-            return end::never_started(lane).await.map(Outcome::gone);
+            let gone = end::never_started(lane).await?;
+            // And then kept, so that whoever looks is told too: an answer alone may be overtaken by
+            // what was seen before it.
+            let left = lane.record.part.clone();
+            end::note_end(lane, &gone, left);
+            lane.persist().await?;
+            return Ok(Outcome::gone(gone));
         }
         Part::Running { process, .. } if process.admission == fence.migration && gone => {}
         Part::Running { .. } => {

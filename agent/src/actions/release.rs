@@ -25,7 +25,12 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
     }
     let handed = lane.record.outgoing().is_some_and(|sent| sent.order == Order::Handed);
     let gone = lane.shared.sight.borrow().gone.is_some();
-    if !handed && !gone {
+    // It came back after its VM was started elsewhere: a planner says so, not this command alone.
+    let superseded = lane
+        .record
+        .process()
+        .is_some_and(|process| lane.agent.superseded(lane.shared.id, process.generation));
+    if !handed && !gone && !superseded {
         return Err(CommandError::wrong_state(
             "this guest was never handed over by this migration",
         ));
