@@ -75,6 +75,8 @@ async fn a_receiver_that_is_killed_before_the_order_costs_nothing() {
     assert!(!dead.ever_continued);
     let seen = world.execute(Side::A, cancel()).await.unwrap().observation.unwrap();
     assert_eq!(seen.run_state, "running");
+    let failed = seen.transfer.unwrap();
+    assert!(failed.bytes_transferred > 0, "how much had crossed is still known: {failed:?}");
     let gone = world.execute(Side::B, destroy()).await.unwrap().gone.unwrap();
     assert_eq!(gone.kind(), v1::ProofKind::ExitRecord);
     world.end().await;

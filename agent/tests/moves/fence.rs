@@ -90,3 +90,90 @@ async fn what_makes_no_sense_is_refused_by_name() {
     assert_eq!(seen.knowledge(), v1::Knowledge::UnknownVm);
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_for_vms_that_are_made_up_fill_neither_disk_nor_memory() {
+    let mut world = World::new().await;
+    world.start().await;
+    let (own, claim) = (world.vm.clone(), world.claim);
+    let mut taken = 0;
+    let refused = loop {
+        world.vm = uuid::Uuid::new_v4().to_string();
+        match world.claim(Side::A).await {
+            Ok(_) => taken += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(code(&refused), (tonic::Code::ResourceExhausted, "too_many_vms".to_owned()));
+    assert_eq!(taken, 1024);
+    let records = std::fs::read_dir(world.a.state_dir().join("vms")).unwrap().count();
+    assert_eq!(records, taken + 1);
+    // Whoever is here is commanded all the same.
+    (world.vm, world.claim) = (own, claim);
+    world.admit(&[Side::A]).await;
+    world.end().await;
+}
+
+/// Sends every command of a side again: the last is answered as it was, all others are refused.
+async fn again(world: &mut World, side: Side, sent: &[(v1::ExecuteRequest, v1::ExecuteReply)]) {
+    let Some(((request, first), older)) = sent.split_last() else { return };
+    for (request, _) in older {
+        let refused = world.send(side, request.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Aborted, "{request:?}");
+    }
+    let reply = world.send(side, request.clone()).await.unwrap();
+    assert!(reply.replayed);
+    assert_eq!(v1::ExecuteReply { replayed: false, ..reply }, *first);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_of_a_move_is_obeyed_once_however_often_and_late_it_comes() {
+    let mut world = World::new().await;
+    world.start().await;
+    world.admit(&[Side::A, Side::B]).await;
+    let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
+    let source = Some(world.describe().await);
+    let arm = Action::ArmReceiver(v1::ArmReceiver { source, policy: None });
+    let mut listener = None;
+    let script = [
+        (Side::B, 1, arm),
+        (Side::A, 1, Action::StartTransfer(v1::StartTransfer::default())),
+        (Side::A, 1, Action::OrderSwitchover(v1::OrderSwitchover {})),
+        (Side::B, 2, Action::ContinueDestination(v1::ContinueDestination {})),
+        (Side::A, 2, Action::ReleaseSource(v1::ReleaseSource {})),
+    ];
+    for (side, generation, mut action) in script {
+        if let Action::StartTransfer(transfer) = &mut action {
+            transfer.listener = listener.clone();
+        } else if let Action::OrderSwitchover(_) = action {
+            world.wait_standing().await;
+        } else if let Action::ContinueDestination(_) = action {
+            world.wait_complete().await;
+        }
+        world.generation = generation;
+        let request = world.request(action);
+        let reply = world.send(side, request.clone()).await.unwrap();
+        listener = reply.listener.clone().or(listener);
+        let sent = if side == Side::A { &mut at_a } else { &mut at_b };
+        sent.push((request, reply));
+        again(&mut world, Side::A, &at_a).await;
+        again(&mut world, Side::B, &at_b).await;
+        world.host(side).restart().await;
+        again(&mut world, Side::A, &at_a).await;
+        again(&mut world, Side::B, &at_b).await;
+    }
+    let after = world.observe(Side::A).await;
+    assert_eq!((after.role.as_str(), after.qemu), ("absent", None));
+    let runs = |seen: &v1::VmObservation| seen.run_state == "running";
+    assert_eq!(world.wait(Side::B, "the guest", runs).await.role, "running");
+    // Nothing of the move is obeyed either once another admission has begun.
+    world.admit(&[Side::A, Side::B]).await;
+    for (side, sent) in [(Side::A, at_a), (Side::B, at_b)] {
+        for (request, _) in sent {
+            let refused = world.send(side, request).await.unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Aborted);
+        }
+    }
+    assert_eq!(world.observe(Side::B).await.run_state, "running");
+    world.end().await;
+}

@@ -9,6 +9,11 @@
 mod back;
 mod fence;
 mod forward;
+mod left;
+mod outlived;
+mod planner;
+mod planners;
 mod power;
 mod refusals;
+mod restarts;
 mod world;

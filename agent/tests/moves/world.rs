@@ -15,6 +15,8 @@ use vmferry_proto::v1;
 use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::execute_request::Action;
 
+use crate::planner::Planner;
+
 /// The longest that anything is waited for.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
@@ -28,6 +30,11 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) async fn new(id: &str, ports: u16) -> Self {
+        Self::with(id, ports, "").await
+    }
+
+    /// Makes a host whose configuration says `more`.
+    pub(crate) async fn with(id: &str, ports: u16, more: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("vf").tempdir().unwrap();
         let config = dir.path().join("agent.toml");
         let (state, run) = (dir.path().join("state"), dir.path().join("run"));
@@ -35,7 +42,7 @@ impl Host {
             "host_id = '{id}'\nstate_dir = '{}'\nrun_dir = '{}'\n\
              [listen]\ngrpc = '127.0.0.1:0'\nmetrics = '127.0.0.1:0'\n\
              [migration]\naddress = '127.0.0.1'\nports = '{ports}-{}'\n\
-             [security]\nplain_text = 'loopback'\n",
+             [security]\nplain_text = 'loopback'\n{more}",
             state.display(),
             run.display(),
             ports + 7
@@ -48,12 +55,32 @@ impl Host {
     /// Ends the agent and starts a new one over the same directories.
     pub(crate) async fn restart(&mut self) {
         self.stop().await;
+        self.start().await;
+    }
+
+    /// Starts the agent again over the same directories.
+    pub(crate) async fn start(&mut self) {
         let (running, client) = start(&self.config).await;
         self.running = Some(running);
         self.client = client;
     }
 
-    async fn stop(&mut self) {
+    /// Changes the configuration, for the next start.
+    pub(crate) fn reconfigure(&self, from: &str, to: &str) {
+        let text = std::fs::read_to_string(&self.config).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&self.config, text.replace(from, to)).unwrap();
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    pub(crate) async fn report(&mut self) -> v1::HostReport {
+        self.client.get_report(v1::GetReportRequest {}).await.unwrap().into_inner()
+    }
+
+    pub(crate) async fn stop(&mut self) {
         if let Some((agent, shutdown)) = self.running.take() {
             shutdown.finish().await;
             drop(agent);
@@ -91,6 +118,8 @@ pub(crate) struct World {
     pub(crate) claim: u64,
     pub(crate) step: u64,
     pub(crate) definition: String,
+    /// How long a guest may stand still while nobody is heard.
+    pub(crate) hold_limit_ms: u64,
 }
 
 /// Which host is meant.
@@ -110,8 +139,20 @@ fn idle_rom() -> Vec<u8> {
 
 impl World {
     pub(crate) async fn new() -> Self {
+        Self::with("").await
+    }
+
+    /// Makes a world in which host a reports to planners.
+    pub(crate) async fn with_planners(planners: &[&Planner]) -> Self {
+        let addresses: Vec<_> =
+            planners.iter().map(|planner| format!("'http://{}'", planner.address)).collect();
+        let addresses = addresses.join(", ");
+        Self::with(&format!("[planner]\naddresses = [{addresses}]\nreport_interval = '1s'\n")).await
+    }
+
+    async fn with(more: &str) -> Self {
         let ports = 20_000 + u16::try_from(std::process::id() % 1500).unwrap() * 16;
-        let (a, b) = tokio::join!(Host::new("a", ports), Host::new("b", ports + 8));
+        let (a, b) = tokio::join!(Host::with("a", ports, more), Host::new("b", ports + 8));
         let rom = a.dir.path().join("idle.bin");
         std::fs::write(&rom, idle_rom()).unwrap();
         let vm = uuid::Uuid::new_v4().to_string();
@@ -120,7 +161,8 @@ impl World {
             rom.display()
         );
         let migration = uuid::Uuid::new_v4().to_string();
-        Self { a, b, vm, migration, generation: 1, claim: 1, step: 0, definition }
+        let hold_limit_ms = 60_000;
+        Self { a, b, vm, migration, generation: 1, claim: 1, step: 0, definition, hold_limit_ms }
     }
 
     pub(crate) fn host(&mut self, side: Side) -> &mut Host {
@@ -154,9 +196,29 @@ impl World {
             migration_id: self.migration.clone(),
             generation: self.generation,
             claim: self.claim,
-            hold_limit_ms: 60_000,
+            hold_limit_ms: self.hold_limit_ms,
         };
         Ok(self.host(side).client.claim(request).await?.into_inner())
+    }
+
+    /// Says who owns the VM, in a planner's words.
+    pub(crate) fn owned(&self, host: &str, generation: u64) -> v1::VmGeneration {
+        v1::VmGeneration {
+            vm_id: self.vm.clone(),
+            generation,
+            claim: self.claim,
+            host_id: host.to_owned(),
+        }
+    }
+
+    pub(crate) async fn next_claim(
+        &mut self,
+        side: Side,
+        migration: &str,
+    ) -> Result<v1::VmObservation, Status> {
+        let request =
+            v1::NextClaimRequest { vm_id: self.vm.clone(), migration_id: migration.to_owned() };
+        Ok(self.host(side).client.next_claim(request).await?.into_inner())
     }
 
     pub(crate) fn request(&mut self, action: Action) -> v1::ExecuteRequest {
