@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
+use vmferry_planner_core::evidence::RunState;
 use vmferry_proto::v1;
-use vmferry_types::{HostId, MigrationId, Role, VmId};
+use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
 
 use super::{ApiError, migration_id};
 use crate::planner::Planner;
-use crate::store::{Filter, Lost, OnlyOpen, StoreError, VmRow};
+use crate::store::{Filter, Followed, Lost, OnlyOpen, StoreError, VmRow};
 use crate::{clock, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
@@ -46,7 +47,14 @@ impl Planner {
         let Ok(seen) = self.parts.agents.observe(&lost.host, look).await else { return Ok(()) };
         let runs = matches!(Role::from_label(&seen.role), Some(Role::Running | Role::Held));
         let gone = runs && seen.knowledge() == v1::Knowledge::Known && seen.gone.is_some();
-        if gone && seen.generation == lost.generation.value() && seen.claim < lost.claim.value() {
+        let same = seen.generation == lost.generation.value() && seen.claim < lost.claim.value();
+        if gone && same && RunState::from_qemu(&seen.run_state) == RunState::Shutdown {
+            // Its guest turned itself off: nothing was lost.
+            let (host, power) = (lost.host.clone(), PowerState::Stopped);
+            let (generation, claim) = (lost.generation, lost.claim);
+            let followed = Followed { vm: lost.vm, host, power, generation, claim };
+            self.store().follow_vm(&followed, clock::now()).await?;
+        } else if gone && same {
             let marked = self.store().mark_lost(lost, clock::now()).await?;
             if marked {
                 tracing::warn!(vm_id = %lost.vm, host_id = %lost.host, cause = lost.cause,

@@ -8,6 +8,9 @@ use vmferry_types::{
 
 use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 
+/// What an agent says of a guest that ended by its own word.
+const TURNED_OFF: &str = "shutdown";
+
 /// Holds one reported VM against the store, and returns the row that is true afterwards.
 pub(super) async fn compare(
     store: &dyn Store,
@@ -116,7 +119,11 @@ async fn follow(
         return Ok(Some(row));
     }
     if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
-        return lose(store, told, gone, row, now).await.map(Some);
+        return if vm.guest_end == TURNED_OFF {
+            stop(store, told, row, now).await.map(Some)
+        } else {
+            lose(store, told, gone, row, now).await.map(Some)
+        };
     }
     let power = match role {
         Role::Running | Role::Held => PowerState::Running,
@@ -135,6 +142,28 @@ async fn follow(
             "VM was changed without the planner");
     }
     store.vm(row.id).await
+}
+
+/// Notes that a guest turned itself off: its VM is stopped, as if it had been asked to.
+async fn stop(
+    store: &dyn Store,
+    told: &Told<'_>,
+    row: VmRow,
+    now: Timestamp,
+) -> Result<VmRow, StoreError> {
+    let Told { host, vm, .. } = *told;
+    if row.host.as_ref() != Some(host) || row.power != PowerState::Running {
+        return Ok(row);
+    }
+    let (generation, claim) =
+        (Generation::from_stored(vm.generation), Claim::from_stored(vm.claim));
+    let power = PowerState::Stopped;
+    let followed = Followed { vm: row.id, host: host.clone(), power, generation, claim };
+    if !store.follow_vm(&followed, now).await? {
+        return Ok(row);
+    }
+    info!(vm_id = %row.id, host_id = %host, "VM is stopped: its guest turned itself off");
+    Ok(VmRow { power, generation, claim, error: String::new(), ..row })
 }
 
 async fn lose(

@@ -129,6 +129,23 @@ async fn a_vm_is_lost_by_proof_and_never_by_silence() {
 }
 
 #[tokio::test]
+async fn a_guest_that_turned_itself_off_is_stopped_and_not_lost() {
+    let bench = Bench::new(&["a"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.kill("a", &vm.id);
+    for _ in 0..2 {
+        let mut report = bench.world.report("a");
+        for told in &mut report.vms {
+            "shutdown".clone_into(&mut told.guest_end);
+        }
+        bench.planner.report(report).await.unwrap();
+        let shown = bench.planner.get_vm("web1").await.unwrap();
+        assert_eq!((shown.power.as_str(), shown.error.as_str()), ("stopped", ""));
+    }
+    bench.start("web1", 1, "a").await;
+}
+
+#[tokio::test]
 async fn a_vm_stops_and_starts_again_under_its_generation() {
     let bench = Bench::new(&["a", "b"]).await;
     let vm = bench.start("web1", 1, "b").await;
