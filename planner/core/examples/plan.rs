@@ -128,8 +128,7 @@ fn host(id: HostId, at: u64, kinds: &[Arc<Capabilities>]) -> Host {
             let number = at * VMS_PER_HOST + vm;
             let configured = Bytes((2 + spread(number, 12)) * 1024 * MIB);
             let observed = Bytes(configured.value() / 2);
-            let figures =
-                VmUse { role: Role::Running, configured, observed, cpu: MilliCpu(2_000) };
+            let figures = VmUse { role: Role::Running, configured, observed, cpu: MilliCpu(2_000) };
             (VmId::from_u128(u128::from(number) + (1 << 64)), figures)
         })
         .collect();

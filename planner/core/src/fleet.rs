@@ -24,10 +24,13 @@ pub struct Policy {
 
 /// What a VM takes of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Demand {
     /// Memory, its ceiling and QEMU's own part included.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
     pub memory: Bytes,
     /// vCPUs.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
     pub cpu: MilliCpu,
 }
 

@@ -3,7 +3,9 @@
 //! [`migration`] is the durable state machine of one migration, [`evidence`] reads what the two
 //! agents say into its events, [`stuck`] names what an unfinished one waits for and [`progress`] how
 //! far it is. [`placement`] says where a VM should go by the figures of [`capacity`] over a
-//! [`fleet`], and [`maintenance`] where all VMs of one host would go. [`doctor`] holds what every host says against the store.
+//! [`fleet`], and [`maintenance`] where all VMs of one host would go. [`lifecycle`] says what
+//! becomes of a host meanwhile: cordons, maintenance jobs, drains and retirements. [`doctor`] holds
+//! what every host says against the store.
 //!
 //! With the feature `serde`, everything a store keeps can be serialised: ids as text, counters and
 //! quantities as numbers, enums by their snake-case names.
@@ -16,6 +18,7 @@ pub mod capacity;
 pub mod doctor;
 pub mod evidence;
 pub mod fleet;
+pub mod lifecycle;
 pub mod maintenance;
 pub mod migration;
 pub mod placement;

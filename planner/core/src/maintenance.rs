@@ -21,6 +21,11 @@ use room::{Rooms, Taken};
 
 /// How VMs may be carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Strategy {
     /// Running only: one that cannot be is a blocker.
     LiveOnly,
@@ -92,11 +97,28 @@ pub struct Workload {
 
 /// How one VM will be carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Mode {
     /// While it runs.
     Live,
     /// Stopped.
     Cold,
+}
+
+impl Strategy {
+    /// Returns the one spelling of this strategy.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::LiveOnly => "live_only",
+            Self::PreferLive => "prefer_live",
+            Self::ColdOnly => "cold_only",
+        }
+    }
 }
 
 impl Mode {

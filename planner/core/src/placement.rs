@@ -271,11 +271,7 @@ pub fn closed_because(fleet: &Fleet, host: &Host) -> Vec<Reason> {
     reasons
 }
 
-fn consider<'a>(
-    fleet: &Fleet,
-    host: &'a Host,
-    request: &Request,
-) -> Result<Fit<'a>, Vec<Reason>> {
+fn consider<'a>(fleet: &Fleet, host: &'a Host, request: &Request) -> Result<Fit<'a>, Vec<Reason>> {
     let mut reasons = closed_because(fleet, host);
     reasons.extend(incapable(host, request));
     if host.inbound >= fleet.policy.inbound_max {

@@ -1,7 +1,7 @@
 //! How the shared words, which know no serde, are written in a row.
 
 use serde::{Deserializer, Serializer};
-use vmferry_types::{BytesPerSec, Generation, Millis, Timestamp};
+use vmferry_types::{Bytes, BytesPerSec, Generation, MilliCpu, Millis, Percent, Timestamp};
 
 /// Ids: as their text.
 pub(crate) mod text {
@@ -56,6 +56,29 @@ pub(crate) mod text_option {
     }
 }
 
+/// Shares: as a number of 0 to 100.
+pub(crate) mod percent {
+    use super::{Deserializer, Percent, Serializer};
+    use serde::Deserialize as _;
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Percent,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(value.value())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Percent, D::Error> {
+        let number = u64::deserialize(deserializer)?;
+        let percent = u8::try_from(number).ok().and_then(Percent::new);
+        percent.ok_or_else(|| {
+            serde::de::Error::custom(format!("{number} is not a percentage: 0 to 100"))
+        })
+    }
+}
+
 /// Counters and quantities: as their number.
 pub(crate) mod number {
     use super::{Deserializer, Number, Serializer};
@@ -102,7 +125,7 @@ macro_rules! numbers {
     };
 }
 
-numbers! { counters: Generation; quantities: BytesPerSec, Millis, Timestamp }
+numbers! { counters: Generation; quantities: Bytes, BytesPerSec, MilliCpu, Millis, Timestamp }
 
 /// Methods: as their label.
 pub(crate) mod method {

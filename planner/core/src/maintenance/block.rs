@@ -9,6 +9,11 @@ use crate::placement::Rejected;
 
 /// The first reason, in a fixed order, why a VM cannot leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case", tag = "code")
+)]
 pub enum Code {
     /// The host to be emptied is not connected, or does not exist.
     SourceHostUnavailable,
@@ -24,6 +29,7 @@ pub enum Code {
     /// The host that it is pinned to takes no placements, or does not exist.
     PinnedTargetUnavailable {
         /// Which.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::text"))]
         pin: HostId,
     },
     /// No host could take it, room or not.

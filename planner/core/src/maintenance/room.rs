@@ -92,8 +92,7 @@ impl<'a> Rooms<'a> {
                         continue;
                     }
                     let after = left.less(demand);
-                    let score =
-                        Score::of(&room.host.id, (after.memory, after.cpu), *available);
+                    let score = Score::of(&room.host.id, (after.memory, after.cpu), *available);
                     if best.as_ref().is_none_or(|(best, _)| score < *best) {
                         best = Some((score, left));
                     }

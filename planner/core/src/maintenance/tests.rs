@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
-use proptest::prelude::{ProptestConfig, Strategy as Arbitrarily, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{
+    ProptestConfig, Strategy as Arbitrarily, prop, prop_assert, prop_assert_eq, proptest,
+};
 use vmferry_types::{Millis, Percent, Role, Timestamp};
 
 use super::*;
@@ -86,8 +88,7 @@ fn workload(vm: u128, mib: u64) -> Workload {
 
 #[test]
 fn a_stopped_vm_moves_cold_even_where_only_running_ones_may() {
-    let fleet =
-        fleet(0, vec![host("source", (64, 64, 8), &[(1, 8)]), host("b", (64, 64, 8), &[])]);
+    let fleet = fleet(0, vec![host("source", (64, 64, 8), &[(1, 8)]), host("b", (64, 64, 8), &[])]);
     let stopped = Workload { live: Live::Stopped, ..workload(1, 8) };
     let order = Order { strategy: Strategy::LiveOnly, ..order() };
     let plan = plan(&fleet, &order, &[stopped]);
@@ -115,10 +116,8 @@ fn every_reason_of_every_host_is_told_for_a_vm_that_goes_nowhere() {
 
 #[test]
 fn reasons_of_a_full_host_follow_what_is_left_of_it() {
-    let hosts = vec![
-        host("source", (64, 64, 8), &[(1, 8), (2, 8), (3, 8)]),
-        host("b", (12, 12, 8), &[]),
-    ];
+    let hosts =
+        vec![host("source", (64, 64, 8), &[(1, 8), (2, 8), (3, 8)]), host("b", (12, 12, 8), &[])];
     let workloads = [workload(1, 8), workload(2, 8), workload(3, 5)];
     let plan = plan(&fleet(0, hosts), &order(), &workloads);
     let told: Vec<String> = plan
