@@ -30,7 +30,7 @@ mod start;
 mod stop;
 mod transfer;
 
-pub(crate) use self::cancel::call_back;
+pub(crate) use self::cancel::go_on;
 pub(crate) use self::end::clear;
 
 /// What a command led to, beside what is observed.

@@ -283,15 +283,19 @@ impl Lane {
             // Whatever became of it, it goes on elsewhere: here it must never run again.
             return;
         }
-        let Some(sent) = self.record.sent_mut() else { return };
-        if !unheard || sent.migration != migration {
+        let held = self.record.hold().is_some_and(|hold| hold.migration == migration);
+        let sent = self.record.sent().filter(|sent| sent.migration == migration);
+        if !unheard || !(held || sent.is_some()) {
             return;
         }
-        match (&sent.order, cause) {
-            // Noted before, and never called back.
-            (Order::GaveUp { .. } | Order::TakenBack { .. }, GiveUp::Unfinished) => {}
-            (Order::Open, GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unheard(_)) => {
-                sent.order = Order::GaveUp { cause: cause.to_string() };
+        match (sent.map(|sent| &sent.order), cause) {
+            // Noted before, and never called back or let go on.
+            (None | Some(Order::GaveUp { .. } | Order::TakenBack { .. }), GiveUp::Unfinished) => {}
+            (
+                None | Some(Order::Open),
+                GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unheard(_),
+            ) => {
+                self.record.give_up(migration, cause.to_string());
                 if let Err(error) = self.persist().await {
                     // Not written, so not done: the driver may still order.
                     self.record = VmRecord::clone(&self.shared.record.borrow());
@@ -300,12 +304,12 @@ impl Lane {
                 }
             }
             (
-                Order::Open | Order::Handed | Order::GaveUp { .. } | Order::TakenBack { .. },
+                Some(Order::Open | Order::Handed | Order::GaveUp { .. } | Order::TakenBack { .. }),
                 GiveUp::Stalled(_) | GiveUp::TimedOut(_) | GiveUp::Unheard(_) | GiveUp::Unfinished,
             ) => return,
         }
         tracing::warn!(%migration, cause = %cause, "transfer is called back");
-        if let Err(error) = actions::call_back(self).await {
+        if let Err(error) = actions::go_on(self).await {
             tracing::error!(%error, "transfer could not be called back");
         }
     }

@@ -145,11 +145,18 @@ impl Shared {
     /// Begins a new attempt to send: what QEMU said of the last one, and what is being read of it
     /// now, counts no more.
     pub(crate) fn begin_attempt(&self) {
+        self.begin_held_attempt();
+        self.sight.send_modify(|sight| {
+            sight.stopped_at_us = 0;
+            sight.resumed_at_us = 0;
+        });
+    }
+
+    /// The same for a guest that is held: since when it stands still is known.
+    pub(crate) fn begin_held_attempt(&self) {
         self.era.fetch_add(1, Ordering::SeqCst);
         self.sight.send_modify(|sight| {
             sight.migrate = MigrateInfo::default();
-            sight.stopped_at_us = 0;
-            sight.resumed_at_us = 0;
             sight.rate = 0;
         });
     }

@@ -109,7 +109,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         resumed_at_us: sight.resumed_at_us,
         still_ms: still_ms(record, sight),
         disks_active: sight.disks == Disks::Active && sight.running(),
-        switched_off: Vec::new(),
+        switched_off: switched_off(record),
     }
 }
 
@@ -132,9 +132,19 @@ pub(crate) fn role(record: &VmRecord, sight: &Sight) -> Role {
     }
 }
 
+/// Names what the guest's hold switched off.
+fn switched_off(record: &VmRecord) -> Vec<String> {
+    let held = record.hold().map(|hold| hold.switched_off.as_slice()).unwrap_or_default();
+    held.iter().map(|switched| switched.label().to_owned()).collect()
+}
+
 /// Returns how long the guest has stood still for its move.
 fn still_ms(record: &VmRecord, sight: &Sight) -> u64 {
-    let stands = record.outgoing().is_some() && !sight.running() && sight.gone.is_none();
+    if sight.running() {
+        return 0;
+    }
+    let moves = record.outgoing().is_some() || record.hold().is_some();
+    let stands = moves && sight.gone.is_none();
     if stands && sight.stopped_at_us != 0 {
         clock::monotonic_us().saturating_sub(sight.stopped_at_us) / 1000
     } else {

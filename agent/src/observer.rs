@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, Fuse};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use vmferry_agent_core::outgoing::{self, Limits, Sending, Watchdog};
+use vmferry_agent_core::outgoing::{self, Attempt, Limits, Sending, Watchdog};
 use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
 use vmferry_qmp::event::Origin;
 use vmferry_qmp::{Event, EventView, MigrateInfo, MigrationStatus, RunState};
@@ -157,7 +157,8 @@ struct Observer<'a> {
     shared: &'a Shared,
     lane: &'a LaneSender,
     process: Arc<QemuProcess>,
-    watchdog: Option<(MigrationId, Watchdog)>,
+    /// Of which attempt: its migration, and whether its guest is held.
+    watchdog: Option<((MigrationId, bool), Watchdog)>,
     /// When which number of bytes had crossed, for the rate.
     crossed: (Millis, u64),
 }
@@ -216,7 +217,7 @@ impl<'a> Observer<'a> {
                     Ask::Figures => Depth::Figures,
                     Ask::AllAnew => Depth::WithDisks,
                 });
-                let pause = if self.shared.sight.borrow().busy() { BUSY_POLL } else { IDLE_POLL };
+                let pause = if self.watchful() { BUSY_POLL } else { IDLE_POLL };
                 poll = Instant::now() + pause;
             } else if Instant::now() >= poll {
                 poll = Instant::now() + BUSY_POLL;
@@ -249,6 +250,11 @@ impl<'a> Observer<'a> {
         }
         .boxed()
         .fuse()
+    }
+
+    /// Says whether something is under way whose limits have to be kept.
+    fn watchful(&self) -> bool {
+        self.shared.record.borrow().hold().is_some() || self.shared.sight.borrow().busy()
     }
 
     /// Publishes what an event says by itself; returns what it leaves open.
@@ -372,29 +378,38 @@ impl<'a> Observer<'a> {
     fn mind_limits(&mut self) {
         let record = self.shared.record.borrow().clone();
         // Of whichever admission: a guest must not stand still because another one began.
-        let Some(sent) = record.sent() else {
+        let (sent, hold) = (record.sent(), record.hold());
+        let Some(migration) =
+            hold.map(|hold| hold.migration).or_else(|| sent.map(|sent| sent.migration))
+        else {
             self.watchdog = None;
             return;
         };
         let now = clock::monotonic();
         let seen = self.shared.sight.borrow().clone();
-        let sending = sending_of(Some(sent), &seen);
+        let attempt = Attempt {
+            sending: sending_of(sent, &seen),
+            order: sent.map(|sent| &sent.order),
+            held: hold.map(|hold| hold.holding),
+        };
         let bytes = seen.migrate.ram.as_ref().and_then(|ram| ram.transferred).unwrap_or(0);
+        // One that is held is another attempt than the live one before it.
+        let key = (migration, hold.is_some());
         let (_, watchdog) = match &mut self.watchdog {
-            Some(watched) if watched.0 == sent.migration => watched,
-            other => other.insert((sent.migration, Watchdog::new(now))),
+            Some(watched) if watched.0 == key => watched,
+            other => other.insert((key, Watchdog::new(now))),
         };
         watchdog.heard(self.shared.heard());
-        watchdog.saw(now, sending, bytes);
+        watchdog.saw(now, attempt, bytes);
         let still = watchdog.still(now);
-        let due = watchdog.due(now, sending, &sent.order, Limits::new(sent, record.hold_limit_ms));
+        let due = watchdog.due(now, attempt, Limits::new(sent, record.hold_limit_ms));
         self.shared.sight.send_if_modified(|sight| {
             let moved = sight.still != still;
             sight.still = still;
             moved
         });
         if let Some(cause) = due {
-            self.lane.give_up(sent.migration, cause);
+            self.lane.give_up(migration, cause);
         }
     }
 }

@@ -14,14 +14,19 @@ impl VmRecord {
     pub fn open_admission(&self) -> Option<MigrationId> {
         let begun = match &self.part {
             Part::Receiver { incoming, .. } => Some(incoming.migration),
-            Part::Running { outgoing: Some(sent), .. } => match (&sent.order, sent.issue) {
-                (Order::Handed, _) | (Order::Open, Issue::Intended | Issue::Accepted) => {
-                    Some(sent.migration)
+            Part::Running { held: Some(hold), .. } => Some(hold.migration),
+            Part::Running { held: None, outgoing: Some(sent), .. } => {
+                match (&sent.order, sent.issue) {
+                    (Order::Handed, _) | (Order::Open, Issue::Intended | Issue::Accepted) => {
+                        Some(sent.migration)
+                    }
+                    (Order::Open, Issue::Refused)
+                    | (Order::GaveUp { .. } | Order::TakenBack { .. }, _) => None,
                 }
-                (Order::Open, Issue::Refused)
-                | (Order::GaveUp { .. } | Order::TakenBack { .. }, _) => None,
-            },
-            Part::Running { outgoing: None, .. } | Part::Stopped { .. } | Part::Absent => None,
+            }
+            Part::Running { held: None, outgoing: None, .. }
+            | Part::Stopped { .. }
+            | Part::Absent => None,
         };
         begun.or_else(|| self.unused_claim())
     }
@@ -77,13 +82,15 @@ mod tests {
             stall_ms: 0,
             order,
         });
-        let part = Part::Running { defined: defined(), process: process(ONE), outgoing };
+        let part =
+            Part::Running { defined: defined(), process: process(ONE), outgoing, held: None };
         VmRecord { part, ..claimed(TWO) }
     }
 
     #[test]
     fn a_vm_that_runs_by_the_admission_that_claimed_it_has_none_open() {
-        let part = Part::Running { defined: defined(), process: process(ONE), outgoing: None };
+        let part =
+            Part::Running { defined: defined(), process: process(ONE), outgoing: None, held: None };
         assert_eq!(VmRecord { part: part.clone(), ..claimed(ONE) }.open_admission(), None);
         assert_eq!(VmRecord { part, ..claimed(TWO) }.open_admission(), Some(TWO));
     }

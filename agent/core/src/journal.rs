@@ -9,11 +9,12 @@ use vmferry_qmp::MigrateInfo;
 use vmferry_types::{Claim, Generation, MigrationId, Role, Step, VmId};
 
 use crate::fence::FenceState;
+use crate::hold::Hold;
 
 /// The version that this code writes.
 ///
 /// A field that older agents do not know raises it; reading an older record must always work.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What is written down of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +57,9 @@ pub enum Part {
         process: Process,
         /// The last attempt to send it, if there was one.
         outgoing: Option<Outgoing>,
+        /// What keeps its guest still on purpose. Records of version 1 know of no such thing.
+        #[serde(default)]
+        held: Option<Hold>,
     },
     /// A process that was started to receive the guest.
     Receiver {
@@ -272,7 +276,8 @@ impl VmRecord {
         if version > VERSION {
             return Err(RecordError::Newer { found: version });
         }
-        let record: Self = serde_json::from_slice(bytes).map_err(RecordError::Malformed)?;
+        let mut record: Self = serde_json::from_slice(bytes).map_err(RecordError::Malformed)?;
+        record.version = VERSION;
         record.check()?;
         Ok(record)
     }
@@ -300,14 +305,15 @@ impl VmRecord {
 
     /// Returns the role in the fleet's words.
     ///
-    /// A guest that was handed over is held: it stands still here on purpose, and only proof that
+    /// A guest that was stopped for its move is held, and so is one that was handed over: it stands still here on purpose, and only proof that
     /// the receiver is gone lets it go on (rule R4).
     #[must_use]
     pub const fn role(&self) -> Role {
         match &self.part {
             Part::Absent => Role::Absent,
             Part::Stopped { .. } => Role::Stopped,
-            Part::Running { outgoing: Some(Outgoing { order: Order::Handed, .. }), .. } => {
+            Part::Running { held: Some(_), .. }
+            | Part::Running { outgoing: Some(Outgoing { order: Order::Handed, .. }), .. } => {
                 Role::Held
             }
             Part::Running { .. } => Role::Running,
@@ -536,6 +542,7 @@ mod tests {
                 stall_ms: 2,
                 order: Order::GaveUp { cause: "asked".to_owned() },
             }),
+            held: None,
         };
         for record in [VmRecord::new(VmId::from_u128(9)), receiver(), running] {
             assert_eq!(VmRecord::from_json(&record.to_json().unwrap()).unwrap(), record);
@@ -584,7 +591,7 @@ mod tests {
             stall_ms: 0,
             order: Order::Handed,
         });
-        record.part = Part::Running { defined, process, outgoing };
+        record.part = Part::Running { defined, process, outgoing, held: None };
         assert_eq!(record.outgoing(), None);
         assert!(record.unsettled_order().is_some(), "whoever commands now, it was handed over");
     }
@@ -609,7 +616,7 @@ mod tests {
                 stall_ms: 0,
                 order,
             });
-            record.part = Part::Running { defined, process, outgoing };
+            record.part = Part::Running { defined, process, outgoing, held: None };
             let read = VmRecord::from_json(&record.to_json().unwrap()).unwrap();
             assert_eq!(read.role(), role);
         }

@@ -14,6 +14,7 @@ pub mod capabilities;
 pub mod compare;
 pub mod definition;
 pub mod fence;
+pub mod hold;
 pub mod incoming;
 pub mod journal;
 pub mod outgoing;

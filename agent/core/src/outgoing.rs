@@ -7,6 +7,7 @@
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::Millis;
 
+use crate::hold::Holding;
 use crate::journal::{Issue, Order, Outgoing};
 
 /// How long a guest may stand still, not ordered, while no driver is heard.
@@ -156,14 +157,25 @@ pub struct Limits {
 impl Limits {
     /// Reads what was asked for; 0 stands for the default.
     #[must_use]
-    pub fn new(outgoing: &Outgoing, hold_limit_ms: u64) -> Self {
+    pub fn new(outgoing: Option<&Outgoing>, hold_limit_ms: u64) -> Self {
         let or = |value: u64, default: Millis| if value == 0 { default } else { Millis(value) };
         Self {
-            timeout: or(outgoing.timeout_ms, TIMEOUT),
-            stall: or(outgoing.stall_ms, STALL_LIMIT),
+            timeout: or(outgoing.map_or(0, |sent| sent.timeout_ms), TIMEOUT),
+            stall: or(outgoing.map_or(0, |sent| sent.stall_ms), STALL_LIMIT),
             hold: or(hold_limit_ms, HOLD_LIMIT),
         }
     }
+}
+
+/// What is known of an attempt when its limits are looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// What QEMU is doing for it.
+    pub sending: Sending,
+    /// What was decided about its end. `None` if nothing was begun.
+    pub order: Option<&'a Order>,
+    /// Whether the guest is held for it. `None` if it is not.
+    pub held: Option<Holding>,
 }
 
 /// Watches one transfer's time. Times are of any clock that does not jump.
@@ -198,17 +210,20 @@ impl Watchdog {
     }
 
     /// Notes what QEMU said.
-    pub fn saw(&mut self, now: Millis, sending: Sending, bytes: u64) {
+    pub fn saw(&mut self, now: Millis, attempt: Attempt<'_>, bytes: u64) {
         if bytes > self.bytes {
             self.bytes = bytes;
             self.progressed = now;
         }
-        match sending {
-            Sending::Standing => {
-                self.still_since.get_or_insert(now);
+        let stands = match attempt.sending {
+            Sending::Standing => true,
+            Sending::Idle => {
+                // Its time counts from when it is begun.
+                self.began = now;
+                self.progressed = now;
+                false
             }
-            Sending::Idle
-            | Sending::Connecting
+            Sending::Connecting
             | Sending::Moving
             | Sending::Switching
             | Sending::Complete
@@ -216,7 +231,12 @@ impl Watchdog {
             | Sending::Cancelled
             | Sending::Failed
             | Sending::TakenBack
-            | Sending::Other => self.still_since = None,
+            | Sending::Other => false,
+        };
+        if stands || attempt.held.is_some() {
+            self.still_since.get_or_insert(now);
+        } else {
+            self.still_since = None;
         }
     }
 
@@ -226,26 +246,24 @@ impl Watchdog {
         self.still_since.map_or(Millis::ZERO, |since| now.less(since))
     }
 
-    /// Says whether the transfer is to be called back, and why.
+    /// Says whether the transfer is to be called back, and the guest let go on, and why.
     #[must_use]
-    pub fn due(
-        &mut self,
-        now: Millis,
-        sending: Sending,
-        order: &Order,
-        limits: Limits,
-    ) -> Option<GiveUp> {
-        match order {
-            Order::Open => {}
+    pub fn due(&mut self, now: Millis, attempt: Attempt<'_>, limits: Limits) -> Option<GiveUp> {
+        match (attempt.order, attempt.held) {
             // Once ordered, nothing is called back without proof.
-            Order::Handed => return None,
-            Order::GaveUp { .. } | Order::TakenBack { .. } => return self.unfinished(now, sending),
-        }
-        match sending {
-            Sending::Standing => {
-                let since = self.still_since.unwrap_or(now).max(self.heard);
-                (now.less(since) >= limits.hold).then_some(GiveUp::Unheard(limits.hold))
+            (None, None) | (Some(Order::Handed), _) => return None,
+            (Some(Order::GaveUp { .. } | Order::TakenBack { .. }), _)
+            | (None, Some(Holding::LettingGo)) => return self.unfinished(now, attempt),
+            (None, Some(Holding::Kept))
+            | (Some(Order::Open), Some(Holding::Kept | Holding::LettingGo)) => {
+                if let Some(unheard) = self.unheard(now, limits.hold) {
+                    return Some(unheard);
+                }
             }
+            (Some(Order::Open), None) => {}
+        }
+        match attempt.sending {
+            Sending::Standing => self.unheard(now, limits.hold),
             Sending::Connecting | Sending::Moving if now.less(self.began) >= limits.timeout => {
                 Some(GiveUp::TimedOut(limits.timeout))
             }
@@ -265,12 +283,19 @@ impl Watchdog {
         }
     }
 
-    /// Says now and then that a transfer goes on though it was given up: nobody else may be there
-    /// to see that its guest stands still.
-    fn unfinished(&mut self, now: Millis, sending: Sending) -> Option<GiveUp> {
-        let goes_on = matches!(sending, Sending::Connecting | Sending::Moving | Sending::Standing);
+    /// Says whether the guest has stood still for as long as nobody may be heard.
+    fn unheard(&self, now: Millis, limit: Millis) -> Option<GiveUp> {
+        let since = self.still_since.unwrap_or(now).max(self.heard);
+        (now.less(since) >= limit).then_some(GiveUp::Unheard(limit))
+    }
+
+    /// Says now and then that a transfer goes on though it was given up, or that a guest is still
+    /// held though it was to go on: nobody else may be there to see that it stands still.
+    fn unfinished(&mut self, now: Millis, attempt: Attempt<'_>) -> Option<GiveUp> {
+        let goes_on =
+            matches!(attempt.sending, Sending::Connecting | Sending::Moving | Sending::Standing);
         let quiet = self.reminded.is_some_and(|at| now.less(at) < CALL_BACK_AGAIN);
-        if !goes_on || quiet {
+        if !(goes_on || attempt.held.is_some()) || quiet {
             return None;
         }
         self.reminded = Some(now);
@@ -334,33 +359,41 @@ mod tests {
         assert_eq!(classify(None, &RunState::PostMigrate, &old), Sending::Idle);
     }
 
+    fn attempt_of(sending: Sending, order: &Order) -> Attempt<'_> {
+        Attempt { sending, order: Some(order), held: None }
+    }
+
+    fn open(sending: Sending) -> Attempt<'static> {
+        attempt_of(sending, &Order::Open)
+    }
+
     const LIMITS: Limits = Limits { timeout: Millis(1000), stall: Millis(100), hold: Millis(50) };
 
     #[test]
     fn a_transfer_that_moves_no_byte_is_called_back() {
         let mut watchdog = Watchdog::new(Millis(0));
-        watchdog.saw(Millis(90), Sending::Moving, 10);
-        assert_eq!(watchdog.due(Millis(189), Sending::Moving, &Order::Open, LIMITS), None);
-        watchdog.saw(Millis(189), Sending::Moving, 10);
-        let due = watchdog.due(Millis(190), Sending::Moving, &Order::Open, LIMITS);
+        watchdog.saw(Millis(90), open(Sending::Moving), 10);
+        assert_eq!(watchdog.due(Millis(189), open(Sending::Moving), LIMITS), None);
+        watchdog.saw(Millis(189), open(Sending::Moving), 10);
+        let due = watchdog.due(Millis(190), open(Sending::Moving), LIMITS);
         assert_eq!(due, Some(GiveUp::Stalled(Millis(100))));
     }
 
     #[test]
     fn a_transfer_that_never_converges_is_called_back() {
         let mut watchdog = Watchdog::new(Millis(0));
-        watchdog.saw(Millis(999), Sending::Moving, 10);
-        let due = watchdog.due(Millis(1000), Sending::Moving, &Order::Open, LIMITS);
+        watchdog.saw(Millis(999), open(Sending::Moving), 10);
+        let due = watchdog.due(Millis(1000), open(Sending::Moving), LIMITS);
         assert_eq!(due, Some(GiveUp::TimedOut(Millis(1000))));
     }
 
     #[test]
     fn a_guest_that_stands_still_goes_on_when_no_driver_is_heard() {
         let mut watchdog = Watchdog::new(Millis(0));
-        watchdog.saw(Millis(500), Sending::Standing, 10);
+        watchdog.saw(Millis(500), open(Sending::Standing), 10);
         watchdog.heard(Millis(520));
-        assert_eq!(watchdog.due(Millis(569), Sending::Standing, &Order::Open, LIMITS), None);
-        let due = watchdog.due(Millis(570), Sending::Standing, &Order::Open, LIMITS);
+        assert_eq!(watchdog.due(Millis(569), open(Sending::Standing), LIMITS), None);
+        let due = watchdog.due(Millis(570), open(Sending::Standing), LIMITS);
         assert_eq!(due, Some(GiveUp::Unheard(Millis(50))));
         assert_eq!(watchdog.still(Millis(570)), Millis(70));
     }
@@ -368,9 +401,9 @@ mod tests {
     #[test]
     fn the_order_ends_every_limit() {
         let mut watchdog = Watchdog::new(Millis(0));
-        watchdog.saw(Millis(1), Sending::Standing, 10);
+        watchdog.saw(Millis(1), open(Sending::Standing), 10);
         for sending in [Sending::Standing, Sending::Switching, Sending::Moving] {
-            assert_eq!(watchdog.due(Millis(9999), sending, &Order::Handed, LIMITS), None);
+            assert_eq!(watchdog.due(Millis(9999), attempt_of(sending, &Order::Handed), LIMITS), None);
         }
     }
 
@@ -380,19 +413,65 @@ mod tests {
         let mut watchdog = Watchdog::new(Millis(0));
         let standing = Sending::Standing;
         let again = Some(GiveUp::Unfinished);
-        assert_eq!(watchdog.due(Millis(1), standing, &given_up, LIMITS), again);
-        assert_eq!(watchdog.due(Millis(2000), standing, &given_up, LIMITS), None);
-        assert_eq!(watchdog.due(Millis(2001), standing, &given_up, LIMITS), again);
+        assert_eq!(watchdog.due(Millis(1), attempt_of(standing, &given_up), LIMITS), again);
+        assert_eq!(watchdog.due(Millis(2000), attempt_of(standing, &given_up), LIMITS), None);
+        assert_eq!(watchdog.due(Millis(2001), attempt_of(standing, &given_up), LIMITS), again);
         for over in [Sending::CallingBack, Sending::Cancelled, Sending::Idle, Sending::Complete] {
-            assert_eq!(watchdog.due(Millis(9999), over, &given_up, LIMITS), None);
+            assert_eq!(watchdog.due(Millis(9999), attempt_of(over, &given_up), LIMITS), None);
         }
     }
 
     #[test]
     fn time_at_the_switchover_is_no_stall() {
         let mut watchdog = Watchdog::new(Millis(0));
-        watchdog.saw(Millis(1), Sending::Standing, 10);
+        watchdog.saw(Millis(1), open(Sending::Standing), 10);
         watchdog.heard(Millis(5000));
-        assert_eq!(watchdog.due(Millis(5001), Sending::Standing, &Order::Open, LIMITS), None);
+        assert_eq!(watchdog.due(Millis(5001), open(Sending::Standing), LIMITS), None);
+    }
+
+    #[test]
+    fn a_held_guest_goes_on_when_no_driver_is_heard_whatever_its_transfer_does() {
+        let held = |sending, order| Attempt { sending, order, held: Some(Holding::Kept) };
+        for (sending, order) in [
+            (Sending::Idle, None),
+            (Sending::Moving, Some(&Order::Open)),
+            (Sending::Standing, Some(&Order::Open)),
+            (Sending::Failed, Some(&Order::Open)),
+        ] {
+            let mut watchdog = Watchdog::new(Millis(0));
+            watchdog.saw(Millis(10), held(sending, order), 10);
+            watchdog.heard(Millis(20));
+            assert_eq!(watchdog.due(Millis(69), held(sending, order), LIMITS), None);
+            let due = watchdog.due(Millis(70), held(sending, order), LIMITS);
+            assert_eq!(due, Some(GiveUp::Unheard(Millis(50))), "{sending:?}");
+            assert_eq!(watchdog.still(Millis(70)), Millis(60));
+        }
+        let mut watchdog = Watchdog::new(Millis(0));
+        let handed = held(Sending::Standing, Some(&Order::Handed));
+        watchdog.saw(Millis(1), handed, 10);
+        assert_eq!(watchdog.due(Millis(9999), handed, LIMITS), None);
+    }
+
+    #[test]
+    fn a_guest_that_is_to_go_on_is_looked_after_until_it_does() {
+        let given_up = Order::GaveUp { cause: "unheard".to_owned() };
+        let held = Some(Holding::LettingGo);
+        let attempt = Attempt { sending: Sending::Cancelled, order: Some(&given_up), held };
+        let mut watchdog = Watchdog::new(Millis(0));
+        assert_eq!(watchdog.due(Millis(1), attempt, LIMITS), Some(GiveUp::Unfinished));
+        assert_eq!(watchdog.due(Millis(2000), attempt, LIMITS), None);
+        assert_eq!(watchdog.due(Millis(2001), attempt, LIMITS), Some(GiveUp::Unfinished));
+    }
+
+    #[test]
+    fn the_time_of_a_held_transfer_counts_from_when_it_is_begun() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        let kept = Some(Holding::Kept);
+        let idle = Attempt { sending: Sending::Idle, order: None, held: kept };
+        watchdog.saw(Millis(950), idle, 0);
+        watchdog.heard(Millis(1040));
+        let begun = Attempt { sending: Sending::Moving, order: Some(&Order::Open), held: kept };
+        watchdog.saw(Millis(1040), begun, 10);
+        assert_eq!(watchdog.due(Millis(1060), begun, LIMITS), None);
     }
 }

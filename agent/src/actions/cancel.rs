@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use vmferry_agent_core::journal::{Issue, Order, Outgoing, Part};
+use vmferry_agent_core::journal::{Order, Part};
+use vmferry_agent_core::outgoing::Sending;
 use vmferry_proto::v1;
 use vmferry_qmp::RunState;
 use vmferry_qmp::command::{MigrateCancel, Yank, YankInstance};
 use vmferry_types::Fence;
 
-use super::Outcome;
+use super::{Outcome, hold, resume};
 use crate::error::CommandError;
 use crate::lane::Lane;
 use crate::live::Sight;
+use crate::observer::sending_of;
 
 /// How long QEMU may take to call a transfer back. It takes milliseconds.
 const CANCEL: Duration = Duration::from_secs(10);
@@ -30,43 +32,45 @@ pub(super) async fn run(
             "the guest was handed over by an earlier migration, and that is not settled",
         ));
     }
-    let Part::Running { outgoing, .. } = &mut lane.record.part else {
+    let Part::Running { outgoing, .. } = &lane.record.part else {
         return Err(CommandError::wrong_state("the VM does not run here"));
     };
-    let current = outgoing.as_mut().filter(|sent| sent.migration == fence.migration);
-    match current {
-        Some(sent) => match &sent.order {
-            Order::Open => sent.order = Order::GaveUp { cause },
-            Order::GaveUp { .. } => {}
-            Order::TakenBack { .. } => return Ok(Outcome::default()),
-            Order::Handed => {
-                return Err(CommandError::wrong_state(
-                    "the switchover was ordered; only proof that the receiver is gone lets the guest go on here",
-                ));
-            }
-        },
-        // It never began. Written down all the same: it must not begin later.
-        None => {
-            *outgoing = Some(Outgoing {
-                migration: fence.migration,
-                before: Box::default(),
-                issue: Issue::Refused,
-                timeout_ms: 0,
-                stall_ms: 0,
-                order: Order::GaveUp { cause },
-            });
+    let current = outgoing.as_ref().filter(|sent| sent.migration == fence.migration);
+    match current.map(|sent| &sent.order) {
+        None | Some(Order::Open | Order::GaveUp { .. }) => {}
+        Some(Order::TakenBack { .. }) if lane.record.hold().is_none() => {
+            return Ok(Outcome::default());
+        }
+        Some(Order::TakenBack { .. }) => lane.record.let_go(),
+        Some(Order::Handed) => {
+            return Err(CommandError::wrong_state(
+                "the switchover was ordered; only proof that the receiver is gone lets the guest go on here",
+            ));
         }
     }
+    lane.record.give_up(fence.migration, cause);
     lane.persist().await?;
-    call_back(lane).await?;
+    go_on(lane).await?;
     Ok(Outcome::default())
+}
+
+/// Calls the transfer back and lets go on what was held for it. A transfer that was taken back
+/// after its end has nothing to be called back.
+pub(crate) async fn go_on(lane: &mut Lane) -> Result<(), CommandError> {
+    let sending = sending_of(lane.record.outgoing(), &lane.shared.sight.borrow());
+    if sending == Sending::Complete {
+        resume::cont(lane).await?;
+    } else {
+        call_back(lane).await?;
+    }
+    hold::let_go(lane).await
 }
 
 /// Makes QEMU call its transfer back and waits until the guest goes on here.
 ///
 /// To be called once it is written down that this transfer is given up, or that its receiver is
 /// proven gone.
-pub(crate) async fn call_back(lane: &Lane) -> Result<(), CommandError> {
+pub(super) async fn call_back(lane: &Lane) -> Result<(), CommandError> {
     let asked = async {
         let process = lane.process()?;
         process

@@ -119,5 +119,6 @@ fn arrive(lane: &mut Lane, fence: &Fence) {
     }
     let mut process = process.clone();
     process.generation = fence.generation;
-    lane.record.part = Part::Running { defined: defined.clone(), process, outgoing: None };
+    lane.record.part =
+        Part::Running { defined: defined.clone(), process, outgoing: None, held: None };
 }

@@ -7,7 +7,7 @@ use vmferry_agent_core::outgoing::Sending;
 use vmferry_proto::v1;
 use vmferry_qmp::command::Cont;
 
-use super::{Outcome, cancel};
+use super::{Outcome, cancel, hold};
 use crate::error::CommandError;
 use crate::lane::Lane;
 use crate::observer::sending_of;
@@ -37,6 +37,7 @@ pub(super) async fn run(
         Order::Open => sent.order = Order::GaveUp { cause: "resumed by command".to_owned() },
         Order::GaveUp { .. } | Order::TakenBack { .. } => {}
     }
+    lane.record.let_go();
     // The proof must be on the disk before the guest can run: after it, a new start of this agent
     // must know that it may.
     lane.persist().await?;
@@ -56,13 +57,14 @@ pub(super) async fn run(
                 cont(lane).await?;
             }
         }
-        // QEMU let it go on by itself.
+        // QEMU let it go on by itself, unless it is held.
         Sending::Idle | Sending::Cancelled | Sending::Failed | Sending::TakenBack => {}
     }
+    hold::let_go(lane).await?;
     Ok(Outcome::default())
 }
 
-async fn cont(lane: &Lane) -> Result<(), CommandError> {
+pub(super) async fn cont(lane: &Lane) -> Result<(), CommandError> {
     let process = lane.process()?;
     process
         .monitor()

@@ -49,8 +49,12 @@ pub(super) async fn run(
     let before = lane.record.part.clone();
     let defined = Defined { text: start.definition, resolved_machine: resolved_machine.clone() };
     lane.record.name.clone_from(&vm.name);
-    lane.record.part =
-        Part::Running { defined, process: launch::plan(lane, fence, &vm), outgoing: None };
+    lane.record.part = Part::Running {
+        defined,
+        process: launch::plan(lane, fence, &vm),
+        outgoing: None,
+        held: None,
+    };
     // The launch must be on the disk first: a QEMU that no record names could never be found.
     lane.persist().await?;
     match launch::launch(lane, &vm, Purpose::Boot).await {

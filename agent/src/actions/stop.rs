@@ -33,6 +33,12 @@ pub(super) async fn run(lane: &mut Lane, stop: &v1::StopVm) -> Result<Outcome, C
             "the guest was handed over, and that is not settled: it may be elsewhere",
         ));
     }
+    if lives && let Some(hold) = lane.record.hold() {
+        return Err(CommandError::wrong_state(format!(
+            "the guest is held by migration {}; cancel that first",
+            hold.migration
+        )));
+    }
     if lane.shared.sight.borrow().busy() {
         return Err(CommandError::wrong_state("the VM is being migrated; cancel that first"));
     }

@@ -46,7 +46,11 @@ pub(super) async fn run(
         });
     }
     lane.persist().await?;
-    lane.shared.begin_attempt();
+    if lane.record.hold().is_some() {
+        lane.shared.begin_held_attempt();
+    } else {
+        lane.shared.begin_attempt();
+    }
     match process.monitor().execute(Migrate { uri, resume: None }).await {
         Ok(_) => {
             see_it_begin(lane, &process).await;
@@ -66,7 +70,7 @@ pub(super) async fn run(
 }
 
 /// Refuses where the guest is not this host's to send.
-fn check_owner(lane: &Lane, fence: &Fence) -> Result<(), CommandError> {
+pub(super) fn check_owner(lane: &Lane, fence: &Fence) -> Result<(), CommandError> {
     let generation = match &lane.record.part {
         Part::Running { process, .. } => process.generation,
         Part::Absent | Part::Stopped { .. } | Part::Receiver { .. } => {

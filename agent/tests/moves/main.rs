@@ -9,6 +9,7 @@
 mod back;
 mod fence;
 mod forward;
+mod held;
 mod left;
 mod outlived;
 mod planner;
