@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use vmferry_planner::agents::rpc::Directory;
+use vmferry_planner::clock::simulated;
 use vmferry_planner::config::{Config, MigrationDefaults, Policy, StoreUrl};
 use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
@@ -62,10 +63,12 @@ impl Cluster {
             loop {
                 let life = Life::new(cluster.world.clone(), number);
                 let token = life.token.clone();
+                let machine = Arc::clone(&life.machine);
+                let lives = cluster.live(Arc::clone(&life), &hosts);
                 tokio::select! {
                     biased;
                     () = token.cancelled() => {}
-                    () = cluster.live(Arc::clone(&life), &hosts) => {}
+                    () = simulated::on(Some(machine), lives) => {}
                 }
                 let wait = cluster.world.with(|state| {
                     let back = state.weather.planner_back;
@@ -105,7 +108,7 @@ impl Cluster {
         let (from, there) = (Place::Planner(number), Place::Host(host.clone()));
         loop {
             let report = self.world.with(|state| {
-                if !state.connected(&from, &there) {
+                if !state.reaches(&there, &from) {
                     return None;
                 }
                 state.report(&host)
@@ -150,6 +153,11 @@ impl State {
             sequence,
             learning,
             journal_unreadable: there.journal.lost,
+            sent_at_ms: self.wall_ms(host),
+            capabilities: Some(v1::HostCapabilities {
+                accelerators: vec!["kvm".to_owned()],
+                ..v1::HostCapabilities::default()
+            }),
             capacity: Some(v1::Capacity {
                 total_memory_bytes: there.memory.value(),
                 available_memory_bytes: there.memory.value().saturating_sub(used),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use vmferry_planner::clock::simulated;
 use vmferry_types::HostId;
 
 use crate::cluster::Cluster;
@@ -66,8 +67,18 @@ impl Cluster {
                     state.break_channel(*id, "connection reset");
                 }
             }),
+            Blow::StoreApart | Blow::Freeze => {
+                let planners = u64::from(self.world.with(|state| state.weather.planners));
+                let number = u32::try_from(dice.below(planners)).unwrap_or(0);
+                let span = dice.millis(200, 25_000);
+                if blow == Blow::Freeze {
+                    self.freeze(number, span);
+                } else {
+                    self.take_store(number, span);
+                }
+            }
             Blow::Silence => self.silence(host, dice),
-            Blow::Clock => self.jump(dice),
+            Blow::Clock => self.jump(host, dice),
             Blow::Journal => {
                 self.world.with(|state| {
                     state.kill_agent(host);
@@ -133,18 +144,61 @@ impl Cluster {
     }
 
     fn part(&self, one: Place, other: Place, dice: &mut Dice) {
-        let pair = if one < other { (one, other) } else { (other, one) };
         let span = dice.millis(200, 25_000);
+        let (there, back) = ((one.clone(), other.clone()), (other, one));
+        let mut ways = vec![there, back];
+        // A wall may be in one way only.
+        if dice.chance(400) {
+            let kept = usize::try_from(dice.below(2)).unwrap_or(0);
+            ways.remove(kept);
+        }
         let world = self.world.clone();
         world.with(|state| {
-            state.note(|| format!("{:?} and {:?} are apart", pair.0, pair.1));
-            state.cuts.insert(pair.clone());
+            for way in &ways {
+                state.note(|| format!("nothing gets from {:?} to {:?}", way.0, way.1));
+                state.cuts.insert(way.clone());
+            }
         });
         self.world.spawn(async move {
             tokio::time::sleep(span).await;
             world.with(|state| {
-                if state.cuts.remove(&pair) {
-                    state.note(|| format!("{:?} and {:?} are together again", pair.0, pair.1));
+                for way in ways {
+                    if state.cuts.remove(&way) {
+                        state.note(|| format!("{:?} reaches {:?} again", way.0, way.1));
+                    }
+                }
+            });
+        });
+    }
+
+    /// A planner's machine stands still: nothing of it goes on, and nothing is lost.
+    fn freeze(&self, number: u32, span: Duration) {
+        let machine = self.world.with(|state| {
+            state.counts.freezes += 1;
+            state.note(|| format!("planner {number} stands still"));
+            state.machine(number)
+        });
+        machine.freeze();
+        let world = self.world.clone();
+        self.world.spawn(async move {
+            tokio::time::sleep(span).await;
+            world.note(|| format!("planner {number} goes on"));
+            machine.thaw();
+        });
+    }
+
+    /// A planner's store does not answer.
+    fn take_store(&self, number: u32, span: Duration) {
+        let world = self.world.clone();
+        world.with(|state| {
+            state.note(|| format!("planner {number} has no store"));
+            state.storeless.insert(number);
+        });
+        self.world.spawn(async move {
+            tokio::time::sleep(span).await;
+            world.with(|state| {
+                if state.storeless.remove(&number) {
+                    state.note(|| format!("planner {number} has its store again"));
                 }
             });
         });
@@ -176,13 +230,35 @@ impl Cluster {
         });
     }
 
-    /// The wall clock that planners and agents share jumps, forth or back.
-    fn jump(&self, dice: &mut Dice) {
+    /// A wall clock jumps, forth or back: all at once, a planner's or a host's.
+    fn jump(&self, host: &HostId, dice: &mut Dice) {
         let by = dice.between(1, 30_000) * 1000;
-        let now = vmferry_planner::clock::now_us();
-        let then = if dice.chance(500) { now + by } else { now.saturating_sub(by).max(EPOCH_US) };
-        self.world.note(|| format!("the clock jumps from {now} to {then}"));
-        vmferry_planner::clock::simulated::set(then);
+        let ahead = dice.chance(500);
+        let signed = i64::try_from(by).unwrap_or(0) * if ahead { 1 } else { -1 };
+        let which = dice.below(3);
+        let number = {
+            let planners = u64::from(self.world.with(|state| state.weather.planners));
+            u32::try_from(dice.below(planners)).unwrap_or(0)
+        };
+        self.world.with(|state| match which {
+            0 => {
+                let now = simulated::true_us().unwrap_or(EPOCH_US);
+                let then = if ahead { now + by } else { now.saturating_sub(by).max(EPOCH_US) };
+                state.note(|| format!("all clocks jump from {now} to {then}"));
+                simulated::set(then);
+            }
+            1 => {
+                let machine = state.machine(number);
+                machine.set_skew(machine.skew() + signed);
+                state.note(|| format!("the clock of planner {number} jumps by {signed} us"));
+            }
+            _ => {
+                if let Some(there) = state.hosts.get_mut(host) {
+                    there.skew_us += signed;
+                }
+                state.note(|| format!("the clock of host {host} jumps by {signed} us"));
+            }
+        });
     }
 
     /// Makes everything good that is not for good.
@@ -190,6 +266,8 @@ impl Cluster {
         self.world.with(|state| {
             state.note(|| "calm".to_owned());
             state.cuts.clear();
+            state.storeless.clear();
+            state.machines.values().for_each(|machine| machine.thaw());
             for host in hosts {
                 state.boot_host(host);
                 let silent: Vec<_> = state

@@ -33,6 +33,8 @@ pub(crate) struct Host {
     /// How many agents there were.
     pub(crate) agents: u64,
     pub(crate) memory: Bytes,
+    /// How far its wall clock is ahead, in microseconds.
+    pub(crate) skew_us: i64,
     next_pid: u32,
     next_port: u16,
 }
@@ -74,6 +76,7 @@ impl Host {
             agent: None,
             agents: 0,
             memory,
+            skew_us: 0,
             next_pid: 100,
             next_port: 0,
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use vmferry_planner::store::{Ends, LogRow, MigrationRow, PowerAction, PowerKind};
+use vmferry_planner_core::evidence::RunState;
 use vmferry_planner_core::migration::{Entry, Event, Handover, Migration, Phase, SourceWord};
 use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, PowerState, VmId};
 
@@ -135,6 +136,28 @@ impl State {
         }
     }
 
+    /// Checked at every point, whatever led there: I1 by counting, I2 by looking.
+    pub(crate) fn check_step(&mut self) {
+        let mut running: BTreeMap<VmId, u32> = BTreeMap::new();
+        for qemu in self.hosts.values().flat_map(|host| host.qemus.values()) {
+            if qemu.run == RunState::Running {
+                *running.entry(qemu.vm).or_default() += 1;
+            }
+        }
+        if let Some((vm, count)) = running.iter().find(|(_, count)| **count > 1) {
+            let what = format!("{count} QEMU processes of {} run", short(*vm));
+            self.violated(Invariant::OneRuns, what);
+        }
+        let older =
+            self.tables.vms.values().find(|row| {
+                self.ledger.get(&row.id).is_some_and(|newest| row.generation < *newest)
+            });
+        if let Some(row) = older {
+            let what = format!("the row of {} is of generation {}", row.name, row.generation);
+            self.violated(Invariant::Generations, what);
+        }
+    }
+
     /// I3: what is promised on a host fits into it; and a VM is given to one migration at a time.
     pub(crate) fn check_books(&mut self) {
         let mut over = Vec::new();
@@ -182,24 +205,32 @@ impl State {
             self.check_row(row, trouble, &mut found);
         }
         for (reservation, open) in self.tables.reservations.values() {
-            let ended = self
-                .tables
-                .migrations
-                .get(&reservation.admission)
-                .is_none_or(|row| row.ended_us.is_some());
+            let migration = self.tables.migrations.get(&reservation.admission);
+            let power = self.tables.power.get(&reservation.admission);
+            let ended = migration.is_none_or(|row| row.ended_us.is_some())
+                && power.is_none_or(|action| action.ended_us.is_some());
             if *open == Open::Yes && ended {
                 let what =
                     format!("{} is still reserved on {}", short(reservation.vm), reservation.host);
                 found.push((Invariant::Capacity, what));
             }
         }
-        let stuck: Vec<VmId> = self
-            .tables
-            .migrations
-            .values()
-            .filter(|row| row.ended_us.is_none())
-            .map(|row| row.migration.vm)
-            .collect();
+        let powers = self.tables.open_power();
+        for action in powers.iter().filter(|action| {
+            !self.hopeless(&action.host) || trouble.get(&action.vm).is_none_or(String::is_empty)
+        }) {
+            let what = format!(
+                "the {} of {} on {} does not end; it waits for {:?}",
+                action.kind.label(),
+                short(action.vm),
+                action.host,
+                trouble.get(&action.vm)
+            );
+            found.push((Invariant::Ends, what));
+        }
+        let open = self.tables.migrations.values().filter(|row| row.ended_us.is_none());
+        let stuck: Vec<VmId> =
+            open.map(|row| row.migration.vm).chain(powers.iter().map(|action| action.vm)).collect();
         let vms: Vec<VmId> = self.guests.keys().copied().collect();
         for vm in vms.into_iter().filter(|vm| !stuck.contains(vm)) {
             self.check_guest(vm, &mut found);

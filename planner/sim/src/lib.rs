@@ -21,6 +21,8 @@ mod invariants;
 mod journal;
 mod life;
 mod network;
+mod operator;
+mod populate;
 mod qemu;
 pub mod schedule;
 mod store;

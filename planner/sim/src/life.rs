@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
+use vmferry_planner::clock::simulated::Machine;
 use vmferry_planner::shutdown::Shutdown;
 
 use crate::world::{Mishap, PointKind, World};
@@ -16,6 +17,8 @@ pub(crate) struct Life {
     pub(crate) number: u32,
     pub(crate) token: CancellationToken,
     pub(crate) shutdown: Shutdown,
+    /// What it runs on.
+    pub(crate) machine: Arc<Machine>,
     dead: AtomicBool,
 }
 
@@ -31,7 +34,9 @@ pub(crate) enum Fate {
 
 impl Life {
     pub(crate) fn new(world: World, number: u32) -> Arc<Self> {
+        let machine = world.with(|state| state.machine(number));
         Arc::new(Self {
+            machine,
             world,
             number,
             token: CancellationToken::new(),

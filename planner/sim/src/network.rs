@@ -234,7 +234,7 @@ impl World {
     ) -> Result<Tell, NoAnswer> {
         tokio::time::sleep(passage.delay).await;
         let there = Place::Host(host.clone());
-        if !passage.arrives || !self.with(|state| state.connected(from, &there)) {
+        if !passage.arrives || !self.with(|state| state.reaches(from, &there)) {
             return self.breaks().await;
         }
         let Some(agent) = self.agent(host) else {
@@ -249,7 +249,7 @@ impl World {
             state.dice.network.millis(0, max)
         });
         tokio::time::sleep(back).await;
-        if !passage.answered || !self.with(|state| state.connected(from, &there)) {
+        if !passage.answered || !self.with(|state| state.reaches(&there, from)) {
             return self.breaks().await;
         }
         match told {
@@ -276,7 +276,7 @@ impl World {
     ) {
         let there = Place::Host(host.clone());
         let Some(token) = self.with(|state| {
-            state.connected(&from, &there).then_some(())?;
+            state.reaches(&from, &there).then_some(())?;
             Some(state.agent(&host)?.token.clone())
         }) else {
             let after = self.with(|state| state.dice.network.millis(1, KEEPALIVE_MS));
@@ -294,7 +294,7 @@ impl World {
                 matches!(transfer.status.as_str(), "setup" | "active" | "device")
             });
             tokio::time::sleep(delay).await;
-            if !self.with(|state| state.connected(&from, &there)) {
+            if !self.with(|state| state.reaches(&there, &from)) {
                 let after = self.with(|state| state.dice.network.millis(1_000, KEEPALIVE_MS));
                 tokio::time::sleep(after).await;
                 drop(out.send(None).await);
@@ -424,7 +424,8 @@ impl Agents for SimAgents {
         Box::pin(async move {
             let (from, there) = (self.place(), Place::Host(host.clone()));
             let report = self.life.world.with(|state| {
-                if state.connected(&from, &there) { state.report(host) } else { None }
+                let reached = state.reaches(&from, &there) && state.reaches(&there, &from);
+                if reached { state.report(host) } else { None }
             });
             report.ok_or_else(|| AgentError::Unreachable {
                 host: host.clone(),

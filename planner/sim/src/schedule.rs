@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmferry_planner::clock::simulated;
-use vmferry_planner::store::VmRow;
-use vmferry_planner_core::evidence::RunState;
-use vmferry_proto::v1;
-use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, VmId};
+use vmferry_types::{Bytes, HostId, MigrationId, VmId};
 
 use crate::bugs::Bug;
 use crate::channel::host as host_named;
 use crate::cluster::Cluster;
 use crate::dice::Dice;
-use crate::host::{Host, short};
-use crate::journal::{Part, Process, Record};
+use crate::host::Host;
+use crate::operator::{HOSTS, Request};
+use crate::populate::Begins;
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{Counts, EPOCH_US, Guest, Mishap, PointKind, Script, State, Violation, World};
+use crate::world::{Counts, EPOCH_US, Mishap, PointKind, Script, State, Violation, World};
+
+pub use crate::operator::Asked;
 
 /// Once it is calm, all has to have ended within this.
 const CALM: Duration = Duration::from_mins(20);
@@ -35,6 +35,8 @@ pub struct Schedule {
     pub weather: Weather,
     /// What goes wrong at exact points: at the how many-th of its kind.
     pub mishaps: Vec<(PointKind, u64, Mishap)>,
+    /// The one thing that is asked for, if not what the weather says.
+    pub asked: Option<Asked>,
     /// The mistake that is made on purpose.
     pub bug: Option<Bug>,
     /// How much is kept of what happened.
@@ -64,15 +66,21 @@ impl Schedule {
             seed,
             weather: Weather::drawn(seed),
             mishaps: Vec::new(),
+            asked: None,
             bug: None,
             detail: Detail::Nothing,
         }
     }
 
-    /// One move of one VM in fair weather, with mishaps at exact points.
+    /// One move, start or stop of one VM in fair weather, with mishaps at exact points.
     #[must_use]
-    pub fn directed(seed: u64, mishaps: &[(PointKind, u64, Mishap)]) -> Self {
-        Self { weather: Weather::fair(), mishaps: mishaps.to_vec(), ..Self::drawn(seed) }
+    pub fn directed(seed: u64, asked: Asked, mishaps: &[(PointKind, u64, Mishap)]) -> Self {
+        Self {
+            weather: Weather::fair(),
+            mishaps: mishaps.to_vec(),
+            asked: Some(asked),
+            ..Self::drawn(seed)
+        }
     }
 
     /// Runs it to its end.
@@ -110,6 +118,7 @@ impl Schedule {
             async move { cluster.storm(dice, hosts).await }
         };
         world.spawn(storm);
+        world.spawn(cluster.clone().keep_gates(Dice::new(self.seed, "gates")));
         if !self.mishaps.is_empty() {
             world.spawn(cluster.clone().cancel_when_told());
             world.spawn(cluster.clone().boot_what_crashed(hosts.clone()));
@@ -121,7 +130,10 @@ impl Schedule {
         if fair {
             world.with(|state| state.script.seen.clear());
         }
-        self.ask(&cluster).await;
+        match self.asked {
+            None => cluster.ask(self.seed, &self.weather).await,
+            Some(asked) => self.ask_once(&cluster, asked).await,
+        }
         self.wait(&cluster).await;
         // What is still on its way may arrive now.
         tokio::time::sleep(Duration::from_secs(15)).await;
@@ -139,72 +151,53 @@ impl Schedule {
         })
     }
 
-    /// Makes hosts and VMs that run.
+    /// Asks for the one thing that a directed test is about.
+    async fn ask_once(&self, cluster: &Cluster, asked: Asked) {
+        let host = if asked == Asked::Start { "b" } else { "" };
+        let Some(running) = cluster.running().into_iter().next() else { return };
+        let request = Request { asked, vm: 0, host, cancel: None };
+        cluster.world.spawn(cluster.clone().asks(running, request));
+    }
+
+    /// Makes hosts and VMs.
     fn populate(&self, world: &World) -> Vec<HostId> {
-        let names = ["a", "b", "c", "d"];
         let count = usize::try_from(self.weather.hosts).unwrap_or(2);
-        let hosts: Vec<HostId> = names.iter().take(count).map(|name| host_named(name)).collect();
+        let hosts: Vec<HostId> = HOSTS.iter().take(count).map(|name| host_named(name)).collect();
         world.with(|state| {
             state.script = Script { at: self.mishaps.clone(), ..Script::default() };
+            let mut dice = Dice::new(self.seed, "populate");
+            let most = i64::try_from(self.weather.skew_max * 1000).unwrap_or(0);
+            let mut skew = || {
+                i64::try_from(dice.below(2 * self.weather.skew_max * 1000 + 1)).unwrap_or(0) - most
+            };
+            for number in 0..self.weather.planners {
+                state.machine(number).set_skew(skew());
+            }
             for host in &hosts {
-                state.hosts.insert(host.clone(), Host::new(Bytes(self.weather.room * GIB)));
+                let mut there = Host::new(Bytes(self.weather.room * GIB));
+                there.skew_us = skew();
+                state.hosts.insert(host.clone(), there);
             }
             for number in 0..self.weather.vms {
                 let at = usize::try_from(number).unwrap_or(0) % hosts.len();
-                place_vm(state, number, &hosts[at]);
+                let begins = match self.asked {
+                    Some(Asked::Start) => Begins::Stopped,
+                    Some(Asked::Move | Asked::PowerDown | Asked::Quit) => Begins::Running,
+                    None if self.weather.powers == 0 => Begins::Running,
+                    None => *dice
+                        .pick(&[
+                            Begins::Running,
+                            Begins::Running,
+                            Begins::Stopped,
+                            Begins::Undefined,
+                        ])
+                        .unwrap_or(&Begins::Running),
+                };
+                state.place_vm(number, &hosts[at], begins);
             }
             state.script.seen.clear();
         });
         hosts
-    }
-
-    /// Asks for migrations, and for some of them to be taken back.
-    async fn ask(&self, cluster: &Cluster) {
-        let mut dice = Dice::new(self.seed, "requests");
-        for number in 0..self.weather.migrations {
-            if number > 0 {
-                let wait = dice.millis(0, self.weather.migration_every);
-                tokio::time::sleep(wait).await;
-            }
-            let vm = dice.below(u64::from(self.weather.vms));
-            let running = cluster.running();
-            let Some(running) = dice.pick(&running).cloned() else { continue };
-            let asked = v1::MigrateVmRequest {
-                vm_name: format!("vm{}", vm + 1),
-                target_host: if self.weather.hosts == 2 || dice.chance(500) {
-                    String::new()
-                } else {
-                    let names = ["a", "b", "c", "d"];
-                    let count = u64::from(self.weather.hosts);
-                    let at = usize::try_from(dice.below(count)).unwrap_or(0);
-                    names[at].to_owned()
-                },
-                queue_deadline_ms: 120_000,
-                ..v1::MigrateVmRequest::default()
-            };
-            let cancel = dice.chance(self.weather.cancelled).then(|| dice.millis(0, 4_000));
-            let cluster = cluster.clone();
-            cluster.world.clone().spawn(async move {
-                let name = asked.vm_name.clone();
-                let token = running.life.token.clone();
-                let opened = tokio::select! {
-                    biased;
-                    () = token.cancelled() => return,
-                    opened = running.planner.migrate_vm(asked) => opened,
-                };
-                match opened {
-                    Ok(migration) => {
-                        if let Some(after) = cancel {
-                            tokio::time::sleep(after).await;
-                            cluster.cancel(&migration.id).await;
-                        }
-                    }
-                    Err(error) => {
-                        cluster.world.note(|| format!("{name} is not moved: {}", error.code()));
-                    }
-                }
-            });
-        }
     }
 
     /// Waits until all has ended, or long enough.
@@ -218,7 +211,8 @@ impl Schedule {
         loop {
             tokio::time::sleep(LOOK).await;
             let (at, open) = world.with(|state| {
-                let open = state.tables.migrations.values().any(|row| row.ended_us.is_none());
+                let open = state.tables.migrations.values().any(|row| row.ended_us.is_none())
+                    || !state.tables.open_power().is_empty();
                 (Duration::from_millis(state.at_ms()), open)
             });
             if (at > calm + LOOK && !open) || at > calm + CALM {
@@ -257,22 +251,6 @@ impl Cluster {
             }
         }
     }
-
-    /// Asks any planner to take a migration back.
-    pub(crate) async fn cancel(&self, id: &str) {
-        let Some(running) = self.running().into_iter().next() else { return };
-        let token = running.life.token.clone();
-        self.world.note(|| "someone asks to cancel".to_owned());
-        tokio::select! {
-            biased;
-            () = token.cancelled() => {}
-            told = running.planner.cancel_migration(id) => {
-                if let Err(error) = told {
-                    self.world.note(|| format!("not cancelled: {}", error.code()));
-                }
-            }
-        }
-    }
 }
 
 /// Returns what the open migrations wait for, as the planners say it.
@@ -281,8 +259,14 @@ async fn trouble(cluster: &Cluster) -> BTreeMap<VmId, String> {
         let open = state.tables.migrations.values().filter(|row| row.ended_us.is_none());
         open.map(|row| (row.migration.id, row.migration.vm)).collect()
     });
+    let powers = cluster.world.with(|state| state.tables.open_power());
     let mut trouble = BTreeMap::new();
     for running in cluster.running() {
+        for action in &powers {
+            if let Some((text, _)) = running.planner.live.seen(action.id).trouble {
+                trouble.insert(action.vm, text);
+            }
+        }
         for (id, vm) in &open {
             let told = running.planner.get_migration(&id.to_string()).await;
             if let Some(stuck) = told.ok().and_then(|told| told.stuck) {
@@ -291,59 +275,4 @@ async fn trouble(cluster: &Cluster) -> BTreeMap<VmId, String> {
         }
     }
     trouble
-}
-
-/// Lets a VM run on a host, known to all.
-fn place_vm(state: &mut State, number: u32, host: &HostId) {
-    let vm = VmId::from_u128(u128::from(number) + 1);
-    let memory = Bytes(GIB);
-    let launch = state.fresh();
-    let guest = Guest {
-        head: 0,
-        runs: None,
-        lost: None,
-        copy_lost_ms: None,
-        blindly: false,
-        off: false,
-        memory,
-    };
-    state.guests.insert(vm, guest);
-    let Some(pid) = state.start_process(host, vm, launch, RunState::Prelaunch) else { return };
-    state.run_vcpus(host, pid, "started");
-    let identity = state.qemu(host, pid).map(|qemu| (qemu.pid, qemu.start_time));
-    let admission = MigrationId::from_u128(u128::from(number) + 1);
-    let Some(there) = state.hosts.get_mut(host) else { return };
-    let mut record = Record {
-        part: Part::Running {
-            process: Process {
-                launch,
-                boot_id: there.boot_id(host),
-                identity,
-                generation: Generation::FIRST,
-                admission,
-            },
-            outgoing: None,
-            held: None,
-        },
-        ..Record::default()
-    };
-    record.fence.generation = Generation::FIRST;
-    record.fence.claim = Claim::FIRST;
-    record.fence.migration = Some(admission);
-    there.journal.records.insert(vm, record);
-    let row = VmRow {
-        id: vm,
-        name: short(vm),
-        host: Some(host.clone()),
-        power: PowerState::Running,
-        generation: Generation::FIRST,
-        claim: Claim::FIRST,
-        admission: None,
-        error: String::new(),
-        definition: String::new(),
-        resolved_machine: String::new(),
-        memory,
-        cpu: MilliCpu(1_000),
-    };
-    state.tables.vms.insert(vm, row);
 }

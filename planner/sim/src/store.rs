@@ -5,6 +5,7 @@ mod power;
 mod tables;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmferry_planner::store::{
     Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
@@ -28,26 +29,52 @@ pub(crate) struct SimStore {
 }
 
 impl SimStore {
-    /// Carries one transaction out, unless the planner dies first; it may die before it hears.
-    async fn call<T>(&self, kind: PointKind, work: impl FnOnce(&mut State) -> T + Send) -> T {
+    /// Carries one transaction out, unless the planner dies first; it may die before it hears, and
+    /// it may hear that the transaction failed though it did not.
+    async fn call<T>(
+        &self,
+        kind: PointKind,
+        work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
+    ) -> Result<T, StoreError> {
         let dies_after = self.life.before(kind).await;
-        let wait = self.life.world.with(|state| {
-            let max = state.weather.store_max;
-            state.dice.store.millis(0, max)
+        let world = &self.life.world;
+        while world.with(|state| state.storeless.contains(&self.life.number)) {
+            tokio::time::sleep(APART).await;
+        }
+        let (wait, fails, unheard) = world.with(|state| {
+            let (max, odds) = (state.weather.store_max, state.weather.store_fails);
+            let storm = state.at_ms() < state.weather.calm_at_ms;
+            let dice = &mut state.dice.store;
+            (dice.millis(0, max), storm && dice.chance(odds), dice.chance(500))
         });
         tokio::time::sleep(wait).await;
-        let outcome = self.life.world.with(work);
+        let outcome = if fails && !unheard { Err(broken()) } else { world.with(work) };
         self.life.after(dies_after).await;
-        let wait = self.life.world.with(|state| state.dice.store.millis(0, 1));
+        let wait = world.with(|state| {
+            state.counts.store_failures += u64::from(fails);
+            state.dice.store.millis(0, 1)
+        });
         tokio::time::sleep(wait).await;
-        outcome
+        if fails { Err(broken()) } else { outcome }
     }
 
     async fn read<T>(&self, work: impl FnOnce(&Tables) -> T + Send) -> Result<T, StoreError> {
-        Ok(self.call(PointKind::StoreRead, |state| work(&state.tables)).await)
+        self.call(PointKind::StoreRead, |state| Ok(work(&state.tables))).await
     }
 
-    async fn write<T>(&self, what: &'static str, work: impl FnOnce(&mut State) -> T + Send) -> T {
+    async fn write<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut State) -> T + Send,
+    ) -> Result<T, StoreError> {
+        self.transact(what, |state| Ok(work(state))).await
+    }
+
+    async fn transact<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
+    ) -> Result<T, StoreError> {
         let life = Arc::clone(&self.life);
         self.call(PointKind::StoreWrite, move |state| {
             let planner = life.number;
@@ -60,6 +87,14 @@ impl SimStore {
     }
 }
 
+/// How often a planner whose store does not answer tries again.
+const APART: Duration = Duration::from_millis(100);
+
+/// The connection broke: whether the transaction was carried out is not said.
+fn broken() -> StoreError {
+    StoreError::Corrupt { column: "connection", value: "broken".to_owned() }
+}
+
 impl Store for SimStore {
     fn sharing(&self) -> Sharing {
         Sharing::Shared
@@ -70,7 +105,7 @@ impl Store for SimStore {
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
-        Box::pin(async { Ok(self.write("save_host", |state| state.tables.save_host(host)).await) })
+        Box::pin(async { self.write("save_host", |state| state.tables.save_host(host)).await })
     }
 
     fn declare_dead<'a>(
@@ -80,7 +115,7 @@ impl Store for SimStore {
     ) -> Stored<'a, Declared> {
         Box::pin(async move {
             let work = |state: &mut State| state.tables.declare_dead(host, declaration);
-            Ok(self.write("declare_dead", work).await)
+            self.write("declare_dead", work).await
         })
     }
 
@@ -92,7 +127,7 @@ impl Store for SimStore {
     ) -> Stored<'a, bool> {
         Box::pin(async move {
             let work = |state: &mut State| state.tables.void_declaration(host, boot_id, now);
-            Ok(self.write("void_declaration", work).await)
+            self.write("void_declaration", work).await
         })
     }
 
@@ -115,34 +150,31 @@ impl Store for SimStore {
     }
 
     fn define_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Defined> {
-        Box::pin(async { Ok(self.write("define_vm", |state| state.tables.define_vm(vm)).await) })
+        Box::pin(async { self.write("define_vm", |state| state.tables.define_vm(vm)).await })
     }
 
     fn adopt_vm<'a>(&'a self, vm: &'a VmRow, _now: Timestamp) -> Stored<'a, Adopted> {
-        Box::pin(async { Ok(self.write("adopt_vm", |state| state.tables.adopt_vm(vm)).await) })
+        Box::pin(async { self.write("adopt_vm", |state| state.tables.adopt_vm(vm)).await })
     }
 
     fn delete_vm(&self, vm: VmId, now: Timestamp) -> Stored<'_, Deleted> {
-        Box::pin(async move {
-            Ok(self.write("delete_vm", |state| state.tables.delete_vm(vm, now)).await)
-        })
+        Box::pin(
+            async move { self.write("delete_vm", |state| state.tables.delete_vm(vm, now)).await },
+        )
     }
 
     fn raise_claim(&self, vm: VmId, claim: Claim, _now: Timestamp) -> Stored<'_, ()> {
         Box::pin(async move {
-            self.write("raise_claim", |state| state.tables.raise_claim(vm, claim)).await;
-            Ok(())
+            self.write("raise_claim", |state| state.tables.raise_claim(vm, claim)).await
         })
     }
 
     fn follow_vm<'a>(&'a self, followed: &'a Followed, _now: Timestamp) -> Stored<'a, bool> {
-        Box::pin(async {
-            Ok(self.write("follow_vm", |state| state.tables.follow_vm(followed)).await)
-        })
+        Box::pin(async { self.write("follow_vm", |state| state.tables.follow_vm(followed)).await })
     }
 
     fn mark_lost<'a>(&'a self, lost: &'a Lost, _now: Timestamp) -> Stored<'a, bool> {
-        Box::pin(async { Ok(self.write("mark_lost", |state| state.tables.mark_lost(lost)).await) })
+        Box::pin(async { self.write("mark_lost", |state| state.tables.mark_lost(lost)).await })
     }
 
     fn reservations(&self) -> Stored<'_, Vec<Reservation>> {
@@ -160,8 +192,7 @@ impl Store for SimStore {
                 cordons.retain(|known| known.host != cordon.host || known.owner != cordon.owner);
                 cordons.push(cordon.clone());
             })
-            .await;
-            Ok(())
+            .await
         })
     }
 
@@ -171,15 +202,15 @@ impl Store for SimStore {
                 let cordons = &mut state.tables.cordons;
                 cordons.retain(|known| known.host != *host || known.owner != owner);
             })
-            .await;
-            Ok(())
+            .await
         })
     }
 
     fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission> {
         Box::pin(async move {
-            self.write("admit", |state| {
-                let admission = state.tables.admit(new, now_us);
+            self.transact("admit", |state| {
+                let gates = state.draw_gates();
+                let admission = state.tables.admit(new, gates, now_us);
                 if let Ok(Admission::Admitted(row)) = &admission {
                     state.admitted(row);
                 }
@@ -213,7 +244,7 @@ impl Store for SimStore {
         now: Timestamp,
     ) -> Stored<'a, TakeOver> {
         Box::pin(async move {
-            self.write("take_over", |state| {
+            self.transact("take_over", |state| {
                 let known = state.tables.migrations.get(&id).map(|row| row.claim);
                 let mut taken = state.tables.take_over(id, owner, lease_until, now)?;
                 if let (TakeOver::Taken(row), Some(claim)) = (&mut taken, known)
@@ -237,9 +268,8 @@ impl Store for SimStore {
         lease_until: Timestamp,
     ) -> Stored<'a, bool> {
         Box::pin(async move {
-            Ok(self
-                .write("renew_lease", |state| state.tables.renew_lease(row, owner, lease_until))
-                .await)
+            self.write("renew_lease", |state| state.tables.renew_lease(row, owner, lease_until))
+                .await
         })
     }
 
@@ -259,8 +289,7 @@ impl Store for SimStore {
                     }
                 }
             })
-            .await;
-            Ok(())
+            .await
         })
     }
 
@@ -270,7 +299,7 @@ impl Store for SimStore {
         grant: &'a Grant,
         now_us: u64,
     ) -> Stored<'a, Granted> {
-        Box::pin(self.write("grant", move |state| {
+        Box::pin(self.transact("grant", move |state| {
             let entries = changes(&before.migration, grant);
             let granted = state.tables.grant(before, grant, now_us);
             if let Ok(Granted::Done(row)) = &granted {
@@ -287,7 +316,7 @@ impl Store for SimStore {
         notes: &'a Notes,
         now_us: u64,
     ) -> Stored<'a, Commit<Box<MigrationRow>>> {
-        Box::pin(self.write("commit", move |state| {
+        Box::pin(self.transact("commit", move |state| {
             let write = Write { before, entries: changes, notes, now_us };
             let loses = state.bugged(Bug::StoreLosesWrites) && state.dice.store.chance(100);
             if loses {
@@ -307,15 +336,14 @@ impl Store for SimStore {
 
     fn admit_power<'a>(&'a self, new: &'a NewPower, now_us: u64) -> Stored<'a, AdmitPower> {
         Box::pin(async move {
-            Ok(self
-                .write("admit_power", |state| {
-                    let admitted = state.tables.admit_power(new, now_us);
-                    if let AdmitPower::Admitted(action) = &admitted {
-                        state.power_admitted(action);
-                    }
-                    admitted
-                })
-                .await)
+            self.write("admit_power", |state| {
+                let admitted = state.tables.admit_power(new, now_us);
+                if let AdmitPower::Admitted(action) = &admitted {
+                    state.power_admitted(action);
+                }
+                admitted
+            })
+            .await
         })
     }
 
@@ -334,7 +362,7 @@ impl Store for SimStore {
         lease_until: Timestamp,
         now: Timestamp,
     ) -> Stored<'a, TakePower> {
-        Box::pin(self.write("take_over_power", move |state| {
+        Box::pin(self.transact("take_over_power", move |state| {
             state.tables.take_over_power(id, owner, lease_until, now)
         }))
     }
@@ -346,11 +374,10 @@ impl Store for SimStore {
         lease_until: Timestamp,
     ) -> Stored<'a, bool> {
         Box::pin(async move {
-            Ok(self
-                .write("renew_power_lease", |state| {
-                    state.tables.renew_power_lease(action, owner, lease_until)
-                })
-                .await)
+            self.write("renew_power_lease", |state| {
+                state.tables.renew_power_lease(action, owner, lease_until)
+            })
+            .await
         })
     }
 
@@ -361,15 +388,14 @@ impl Store for SimStore {
         now_us: u64,
     ) -> Stored<'a, Commit<()>> {
         Box::pin(async move {
-            Ok(self
-                .write("end_power", |state| {
-                    let ended = state.tables.end_power(action, end, now_us);
-                    if ended == Commit::Done(()) {
-                        state.power_ended(action, end);
-                    }
-                    ended
-                })
-                .await)
+            self.write("end_power", |state| {
+                let ended = state.tables.end_power(action, end, now_us);
+                if ended == Commit::Done(()) {
+                    state.power_ended(action, end);
+                }
+                ended
+            })
+            .await
         })
     }
 }

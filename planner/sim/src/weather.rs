@@ -29,6 +29,12 @@ pub struct Weather {
     pub silent: u64,
     /// How long a write of the store takes, at most.
     pub store_max: u64,
+    /// A call of the store fails, in half of the cases after it was carried out.
+    pub store_fails: u64,
+    /// How far clocks of planners and hosts are apart, at most; 0 is not at all.
+    pub skew_max: u64,
+    /// A migration waits at a gate for an operator.
+    pub gated: u64,
     /// How long there is between two blows, at most; 0 is none.
     pub blow_every: u64,
     /// Which blows there are.
@@ -74,19 +80,23 @@ pub enum Blow {
     HostsApart,
     /// A planner cannot reach a host.
     PlannerApart,
+    /// A planner's store does not answer for a while.
+    StoreApart,
+    /// A planner's machine stands still for a while.
+    Freeze,
     /// A transfer's channel breaks.
     Channel,
     /// A monitor is silent.
     Silence,
     /// A guest turns itself off.
     PowerOff,
-    /// The wall clock jumps.
+    /// A wall clock jumps.
     Clock,
     /// A host's journal is lost; its agent starts without.
     Journal,
 }
 
-const BLOWS: [Blow; 11] = [
+const BLOWS: [Blow; 13] = [
     Blow::Planner,
     Blow::Agent,
     Blow::Qemu,
@@ -94,6 +104,8 @@ const BLOWS: [Blow; 11] = [
     Blow::HostForGood,
     Blow::HostsApart,
     Blow::PlannerApart,
+    Blow::StoreApart,
+    Blow::Freeze,
     Blow::Channel,
     Blow::Silence,
     Blow::PowerOff,
@@ -117,6 +129,9 @@ impl Weather {
             channel_breaks: 0,
             silent: 0,
             store_max: 1,
+            store_fails: 0,
+            skew_max: 0,
+            gated: 0,
             blow_every: 0,
             blows: Vec::new(),
             planner_back: 6_000,
@@ -151,6 +166,10 @@ impl Weather {
             silent: some(50, 400),
             cancelled: some(100, 700),
             blocked: some(50, 300),
+            store_fails: some(5, 60),
+            skew_max: some(50, 30_000),
+            gated: some(200, 800),
+            deaf: some(100, 500),
             ..Self::fair()
         };
         weather.calm_at_ms = dice.between(5_000, 40_000);
@@ -160,7 +179,7 @@ impl Weather {
         weather.blow_every = if dice.chance(800) { dice.between(300, 8_000) } else { 0 };
         weather.blows = BLOWS.into_iter().filter(|_| dice.chance(350)).collect();
         // What hangs on a lost journal stays stuck: rare, or there would be little else to see.
-        if dice.chance(80) {
+        if dice.chance(60) {
             weather.blows.push(Blow::Journal);
         }
         weather.planner_back = if dice.chance(300) { dice.between(6_000, 60_000) } else { 6_000 };
@@ -170,6 +189,8 @@ impl Weather {
         weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);
         weather.migrations = u32::try_from(dice.between(1, 5)).unwrap_or(1);
         weather.migration_every = dice.between(0, 8_000);
+        weather.powers =
+            if dice.chance(500) { u32::try_from(dice.between(1, 6)).unwrap_or(1) } else { 0 };
         weather
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use vmferry_planner::clock::simulated::{self, Machine};
 use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, PhaseLabel, Step, VmId};
 
 use crate::bugs::Bug;
@@ -122,6 +123,7 @@ pub(crate) struct AllDice {
     pub(crate) qemu: Dice,
     pub(crate) store: Dice,
     pub(crate) planner: Dice,
+    pub(crate) operator: Dice,
 }
 
 /// All that exists.
@@ -132,8 +134,12 @@ pub(crate) struct State {
     pub(crate) dice: AllDice,
     pub(crate) trace: Trace,
     pub(crate) hosts: BTreeMap<HostId, Host>,
-    /// Pairs that cannot reach each other, the lesser first.
+    /// From where to where nothing arrives.
     pub(crate) cuts: BTreeSet<(Place, Place)>,
+    /// Planners whose store does not answer.
+    pub(crate) storeless: BTreeSet<u32>,
+    /// The machines of the planners.
+    pub(crate) machines: BTreeMap<u32, Arc<Machine>>,
     pub(crate) channels: BTreeMap<ChannelId, Channel>,
     pub(crate) guests: BTreeMap<VmId, Guest>,
     /// The newest claim and step that an agent has heard of a VM, whatever it remembers of them.
@@ -232,6 +238,14 @@ pub struct Counts {
     pub host_crashes: u64,
     /// Guests that went on from an older past because whoever saw the source run on was dead.
     pub unknowable: u64,
+    /// Times that a planner's machine stood still.
+    pub freezes: u64,
+    /// Calls of the store that failed.
+    pub store_failures: u64,
+    /// Gates that were opened by an operator.
+    pub gates_opened: u64,
+    /// Points that the world came through: writes, calls, steps within agents and QEMUs.
+    pub steps: u64,
     /// Messages lost, doubled or late.
     pub mishaps: u64,
     /// Starts and stops admitted, by name.
@@ -253,10 +267,13 @@ impl State {
                 qemu: Dice::new(seed, "qemu"),
                 store: Dice::new(seed, "store"),
                 planner: Dice::new(seed, "planner"),
+                operator: Dice::new(seed, "operator"),
             },
             trace: Trace::new(detail),
             hosts: BTreeMap::new(),
             cuts: BTreeSet::new(),
+            storeless: BTreeSet::new(),
+            machines: BTreeMap::new(),
             channels: BTreeMap::new(),
             guests: BTreeMap::new(),
             words: BTreeMap::new(),
@@ -305,17 +322,35 @@ impl State {
         cfg!(feature = "deliberate-bugs") && self.bug == Some(bug)
     }
 
-    pub(crate) fn connected(&self, one: &Place, other: &Place) -> bool {
-        let pair = if one < other { (one, other) } else { (other, one) };
+    /// Says whether what is sent from one place arrives at another.
+    pub(crate) fn reaches(&self, from: &Place, to: &Place) -> bool {
         let up = |place: &Place| match place {
             Place::Planner(_) => true,
             Place::Host(host) => self.hosts.get(host).is_some_and(|host| host.up),
         };
-        up(one) && up(other) && !self.cuts.iter().any(|cut| (&cut.0, &cut.1) == pair)
+        up(from) && up(to) && !self.cuts.iter().any(|cut| (&cut.0, &cut.1) == (from, to))
+    }
+
+    /// Says whether a connection between two places can be kept.
+    pub(crate) fn connected(&self, one: &Place, other: &Place) -> bool {
+        self.reaches(one, other) && self.reaches(other, one)
+    }
+
+    /// Returns the machine of a planner.
+    pub(crate) fn machine(&mut self, number: u32) -> Arc<Machine> {
+        Arc::clone(self.machines.entry(number).or_default())
+    }
+
+    /// The wall clock of a host, in milliseconds.
+    pub(crate) fn wall_ms(&self, host: &HostId) -> u64 {
+        let skew = self.hosts.get(host).map_or(0, |host| host.skew_us);
+        simulated::true_us().unwrap_or(EPOCH_US).saturating_add_signed(skew) / 1000
     }
 
     /// Counts a point of a kind, and says what a directed test wants to happen there.
     pub(crate) fn point(&mut self, kind: PointKind) -> Option<Mishap> {
+        self.counts.steps += 1;
+        self.check_step();
         let seen = self.script.seen.entry(kind).or_default();
         *seen += 1;
         let count = *seen;

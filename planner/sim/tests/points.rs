@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vmferry_sim::schedule::{Outcome, Schedule};
+use vmferry_sim::schedule::{Asked, Outcome, Schedule};
 use vmferry_sim::trace::Detail;
 use vmferry_sim::world::{Mishap, PointKind};
 
@@ -12,7 +12,7 @@ type Mishaps = Vec<(PointKind, u64, Mishap)>;
 
 /// Runs one move with mishaps, and shows its history if it breaks anything.
 fn holds(mishaps: &[(PointKind, u64, Mishap)]) -> Outcome {
-    let schedule = Schedule::directed(1, mishaps);
+    let schedule = Schedule::directed(1, Asked::Move, mishaps);
     let outcome = schedule.run();
     if !outcome.violations.is_empty() {
         let replay = Schedule { detail: Detail::Everything, ..schedule }.run();

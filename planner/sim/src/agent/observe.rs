@@ -44,7 +44,7 @@ impl State {
             agent.sequence += 1;
             agent.sequence
         });
-        let at_ms = vmferry_planner::clock::now().value();
+        let at_ms = self.wall_ms(host);
         let Some(there) = self.host(host) else { return v1::VmObservation::default() };
         let lost = there.journal.lost && !self.bugged(Bug::AgentTrustsLostJournal);
         let mut seen = v1::VmObservation {

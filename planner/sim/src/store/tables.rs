@@ -8,7 +8,7 @@ use vmferry_planner::store::{
     Notes, OnlyOpen, PowerAction, Refused, Reservation, StoreError, TakeOver, Tombstone, VmRow,
 };
 use vmferry_planner::view;
-use vmferry_planner_core::migration::{Entry, Event, Flight, Migration, Phase};
+use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
 use vmferry_types::{
     Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId,
 };
@@ -131,6 +131,7 @@ impl Tables {
     pub(crate) fn admit(
         &mut self,
         new: &NewMigration,
+        gates: Gates,
         now_us: u64,
     ) -> Result<Admission, StoreError> {
         if let Some(request) = &new.request
@@ -138,10 +139,12 @@ impl Tables {
         {
             return Ok(Admission::Known(Box::new(row.clone())));
         }
-        let Some(mut vm) = self.vms.get(&new.migration.vm).cloned() else {
+        let terms = Terms { gates, ..new.migration.terms.clone() };
+        let opened_as = Migration { terms, ..new.migration.clone() };
+        let Some(mut vm) = self.vms.get(&opened_as.vm).cloned() else {
             return Ok(Admission::Refused(Refused::UnknownVm));
         };
-        if let Some(refused) = vm_refusal(&new.migration, &vm) {
+        if let Some(refused) = vm_refusal(&opened_as, &vm) {
             return Ok(Admission::Refused(refused));
         }
         let now = Timestamp(now_us / 1000);
@@ -154,23 +157,23 @@ impl Tables {
             }
             Err(note) => Event::NoRoom { at: now, note: note.clone() },
         };
-        let entries = applied(&new.migration, event)?;
+        let entries = applied(&opened_as, event)?;
         vm.claim = vm.claim.next();
-        vm.admission = Some(new.migration.id);
+        vm.admission = Some(opened_as.id);
         self.write_vm(&vm);
-        let row = admitted_row(new, &entries, vm.claim, now_us);
+        let row = admitted_row(new, &opened_as, &entries, vm.claim, now_us);
         self.migrations.insert(row.migration.id, row.clone());
         let opened = LogRow {
             seq: Seq::FIRST,
             at_us: now_us,
             event: "opened".to_owned(),
-            phase: new.migration.label(),
+            phase: opened_as.label(),
             note: String::new(),
-            body: json(&new.migration)?,
+            body: json(&opened_as)?,
         };
         self.logs.insert(row.migration.id, vec![opened]);
         self.log(row.migration.id, Seq::FIRST, &entries, now_us)?;
-        self.keep_books(&new.migration, &row)?;
+        self.keep_books(&opened_as, &row)?;
         Ok(Admission::Admitted(Box::new(row)))
     }
 
@@ -380,9 +383,15 @@ fn json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|source| StoreError::Record { what: "migration", source })
 }
 
-fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64) -> MigrationRow {
+fn admitted_row(
+    new: &NewMigration,
+    opened_as: &Migration,
+    entries: &[Entry],
+    claim: Claim,
+    now_us: u64,
+) -> MigrationRow {
     let mut seq = Seq::FIRST;
-    let mut migration = &new.migration;
+    let mut migration = opened_as;
     for entry in entries {
         seq = seq.next();
         migration = &entry.after;
