@@ -74,6 +74,8 @@ pub struct Agent {
     pub(crate) latest_report: crate::report::Latest,
     /// What planners last said of the VMs that are known here.
     told: Mutex<Told>,
+    /// Held while a VM that was never heard of is taken up.
+    pub(crate) taking_up: tokio::sync::Mutex<()>,
     /// Held while a planner's word is taken up.
     pub(crate) seeding: tokio::sync::Mutex<()>,
     vms: Mutex<BTreeMap<VmId, VmHandle>>,
@@ -148,6 +150,7 @@ impl Agent {
             strangers: Mutex::default(),
             latest_report: crate::report::Latest::default(),
             told: Mutex::default(),
+            taking_up: tokio::sync::Mutex::default(),
             seeding: tokio::sync::Mutex::default(),
             vms: Mutex::default(),
             registered: watch::Sender::new(()),

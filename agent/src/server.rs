@@ -87,6 +87,7 @@ impl Service {
             ClaimDecision::Refuse(refusal) => return Err(CommandError::Fence(refusal)),
             ClaimDecision::Take | ClaimDecision::Held => {}
         }
+        let _one_at_a_time = self.agent.taking_up.lock().await;
         idle::make_room(&self.agent).await?;
         Ok(self.agent.vm_or_new(vm))
     }

@@ -7,6 +7,8 @@ use vmferry_types::{Claim, Generation, Millis, VmId};
 
 /// For so long what is under way may look like something that was left behind.
 const GRACE: Millis = Millis(60_000);
+/// For so long a planner may not know a VM yet that another host has still to report.
+const UNKNOWN: Millis = Millis(15_000);
 
 /// Whose a VM is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +84,7 @@ impl Word {
     /// Says why what is here of a VM does not belong here; `None` if it does, or if whoever drives
     /// the VM may be about to clear it away.
     pub(crate) fn disowns(&self, record: &VmRecord, now: Millis) -> Option<String> {
-        let lasting = now.less(self.since) >= GRACE;
+        let said_for = now.less(self.since);
         let older = match &record.part {
             Part::Absent => return None,
             Part::Stopped { .. } => self.generation >= record.fence.generation,
@@ -93,9 +95,11 @@ impl Word {
         let driven = self.claim <= record.fence.claim && record.open_admission().is_some();
         match &self.owner {
             Owner::Here | Owner::Unplaced => None,
-            Owner::Elsewhere(host) => (older && (lasting || !driven))
+            Owner::Elsewhere(host) => (older && (said_for >= GRACE || !driven))
                 .then(|| format!("host {host} owns it under generation {}", self.generation)),
-            Owner::NoSuchVm => lasting.then(|| "the planner knows no such VM".to_owned()),
+            Owner::NoSuchVm => {
+                (said_for >= UNKNOWN).then(|| "the planner knows no such VM".to_owned())
+            }
         }
     }
 }
@@ -168,7 +172,7 @@ mod tests {
         told.hear_nothing(VM, Millis(10));
         let word = told.of(VM).unwrap();
         assert_eq!(word.disowns(&stopped(3, 5), Millis(10)), None);
-        assert!(word.disowns(&stopped(3, 5), GRACE.plus(Millis(5))).is_some());
+        assert!(word.disowns(&stopped(3, 5), UNKNOWN.plus(Millis(5))).is_some());
         told.hear(VM, Owner::Here, counters(3, 5), Millis(11));
         assert_eq!(told.of(VM).unwrap().owner, Owner::Here, "it is known again");
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::transport::server::TcpIncoming;
@@ -20,6 +21,8 @@ pub(crate) struct Planner {
     pub(crate) address: SocketAddr,
     answer: Arc<Mutex<Result<v1::ReportReply, Status>>>,
     reports: watch::Sender<Vec<v1::HostReport>>,
+    /// Serves for as long as anybody holds the planner.
+    served: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Planner {
@@ -29,9 +32,13 @@ impl Planner {
             address: listener.local_addr().unwrap(),
             answer: Arc::new(Mutex::new(Ok(v1::ReportReply::default()))),
             reports: watch::Sender::new(Vec::new()),
+            served: Arc::default(),
         };
-        let served = tonic::transport::Server::builder().add_service(planner.clone());
-        tokio::spawn(served.serve_with_incoming(TcpIncoming::from(listener)));
+        // The service itself must not hold what serves it.
+        let service = Self { served: Arc::default(), ..planner.clone() };
+        let server = tonic::transport::Server::builder().add_service(service);
+        let serve = server.serve_with_incoming(TcpIncoming::from(listener));
+        planner.served.lock().unwrap().spawn(async move { serve.await.unwrap() });
         planner
     }
 
