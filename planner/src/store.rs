@@ -22,6 +22,7 @@ pub use rows::{
     Defined, Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
     NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord,
     Refused, Request, Reservation, Room, SavedHost, TakeOver, TakePower, Tombstone, VmRow,
+    check_changes,
 };
 
 /// Says why the store could not do what it was asked.

@@ -3,12 +3,14 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use vmferry_planner_core::migration::{Entry, Migration};
+use vmferry_planner_core::migration::{Entry, Migration, Refusal};
 use vmferry_proto::v1;
 use vmferry_types::{
     Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PhaseLabel, PowerState, Seq,
     Timestamp, VmId,
 };
+
+use super::StoreError;
 
 /// A host as its agent introduced itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -516,6 +518,25 @@ pub struct LogRow {
 
 /// One change of a migration: an event, and the machine after it.
 pub type Change = Entry;
+
+/// Checks that each change is what the machine makes of its event, beginning at `before`. A store
+/// does so before it writes: what does not follow is a bug of whoever decided it.
+///
+/// # Errors
+///
+/// Says why the machine refuses a change.
+pub fn check_changes(before: &Migration, changes: &[Change]) -> Result<(), StoreError> {
+    let mut machine = before;
+    for change in changes {
+        let after = machine.apply(&change.event);
+        let after = after.map_err(|source| StoreError::Machine { source })?;
+        if after != change.after {
+            return Err(StoreError::Machine { source: Refusal::Illegal });
+        }
+        machine = &change.after;
+    }
+    Ok(())
+}
 
 /// What a start or stop is about to be.
 #[derive(Debug)]

@@ -9,7 +9,9 @@ use super::fleet::{reserve, vm_locked, write_vm};
 use super::rows::{self, int, optional_uint, sql, uint};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::rows::{Notes, OnlyOpen};
-use crate::store::{Commit, Filter, LogRow, MigrationRow, Reservation, StoreError, TakeOver};
+use crate::store::{
+    Commit, Filter, LogRow, MigrationRow, Reservation, StoreError, TakeOver, check_changes,
+};
 
 macro_rules! select_migration {
     ($($tail:literal),+) => {
@@ -132,6 +134,7 @@ pub(super) async fn update_row(
     write: &Write<'_>,
 ) -> Result<Option<MigrationRow>, StoreError> {
     let before = write.before;
+    check_changes(&before.migration, write.entries)?;
     let mut row =
         MigrationRow { notes: write.notes.clone(), updated_us: write.now_us, ..before.clone() };
     for entry in write.entries {

@@ -143,21 +143,18 @@ fn lock(url: &StoreUrl, path: &Path) -> Result<File, StoreError> {
     }
 }
 
+/// Returns schema migrations in the form that they are run in.
+pub(super) fn schema(migrations: &'static [(i64, &str, &str)]) -> Vec<SchemaMigration> {
+    let each = migrations.iter().map(|(version, name, sql)| {
+        let (name, sql) = ((*name).into(), (*sql).into_sql_str());
+        SchemaMigration::new(*version, name, MigrationType::Simple, sql, false)
+    });
+    each.collect()
+}
+
 /// Brings the schema up to date. On PostgreSQL one planner does at a time, and the others wait.
 async fn migrate(url: &StoreUrl, writer: &AnyPool) -> Result<(), StoreError> {
-    let migrations = SCHEMA
-        .iter()
-        .map(|(version, name, sql)| {
-            SchemaMigration::new(
-                *version,
-                (*name).into(),
-                MigrationType::Simple,
-                (*sql).into_sql_str(),
-                false,
-            )
-        })
-        .collect();
-    match Migrator::with_migrations(migrations).run(writer).await {
+    match Migrator::with_migrations(schema(SCHEMA)).run(writer).await {
         Ok(()) => Ok(()),
         Err(MigrateError::VersionMissing(version)) => Err(StoreError::Newer {
             store: url.to_string(),
