@@ -31,5 +31,7 @@ pub mod rest;
 pub mod server;
 pub mod shutdown;
 pub mod store;
+mod sweep;
 pub mod telemetry;
 pub mod view;
+pub mod whereabouts;

@@ -15,6 +15,7 @@ use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
 use crate::store::{Filter, OnlyOpen, Sharing, StoreError};
+use crate::sweep;
 use crate::telemetry::Chain;
 
 /// Rows without a driver are looked for this often, though nothing woke it; more often where
@@ -25,7 +26,7 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// The queue runs beside, so that a source that does not answer keeps no other row waiting.
 pub async fn run(planner: Arc<Planner>) {
-    tokio::join!(drivers(&planner), queue::run(&planner));
+    tokio::join!(drivers(&planner), queue::run(&planner), sweep::run(&planner));
 }
 
 async fn drivers(planner: &Arc<Planner>) {

@@ -3,7 +3,7 @@
 mod host;
 mod migration;
 
-use vmferry_planner_core::migration::{Blocker, Entry, Event, Migration, Phase, Stage};
+use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Phase, Stage};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, PowerState, Role};
 
@@ -24,6 +24,8 @@ pub fn note(entry: &Entry) -> String {
             format!("the receiver listens on {}:{}", listener.address, listener.port)
         }
         Event::SourceHeld => "the guest is held still while its memory crosses".to_owned(),
+        Event::Resolved { keep: Keep::Source } => "an operator keeps the source's guest".to_owned(),
+        Event::Resolved { keep: Keep::Neither } => "an operator keeps neither side".to_owned(),
         Event::Refused { .. }
         | Event::QueueExpired
         | Event::CancelRequested

@@ -33,7 +33,7 @@ pub use books::{Books, Flight};
 pub use cause::{Blocker, Cause};
 pub use downgrade::Downgraded;
 pub use effect::{Effect, Side};
-pub use event::{Event, Ran, Receiver, Stood};
+pub use event::{Event, Keep, Ran, Receiver, Stood};
 pub use phase::{Back, Blocked, Cleanup, Guest, Listener, Phase, Stage, Switchover};
 pub use proof::{GoneProof, Handover, Process, ProofKind, SourceWord, Word};
 pub use terms::{AutoConverge, Downgrade, Gate, Gates, Terms};

@@ -9,13 +9,15 @@ use vmferry_types::{Claim, Generation, HostId, PowerState};
 use super::ApiError;
 use super::migrate::request_id;
 use crate::admission::{self, Found};
+use crate::agents::AgentError;
 use crate::definition::{self, Outline};
 use crate::planner::{Drives, Planner, fresh_admission, fresh_vm};
 use crate::store::{
-    AdmitPower, Defined, NewPower, PowerAction, PowerKind, PowerPhase, Refused, Room, StoreError,
-    VmRow,
+    AdmitPower, Defined, Deleted, Followed, NewPower, PowerAction, PowerKind, PowerPhase, Refused,
+    Room, StoreError, VmRow,
 };
-use crate::{clock, view};
+use crate::telemetry::Chain;
+use crate::{clock, view, whereabouts};
 
 /// Definitions are a few kilobytes; agents take messages of a megabyte, and reports carry all of
 /// a host's.
@@ -194,6 +196,7 @@ impl Planner {
             Found::Wait { note, blockers } => return Err(ApiError::NoRoom { note, blockers }),
             Found::Never { blockers } => return Err(ApiError::Blocked { blockers }),
         };
+        self.nothing_runs(vm, &grant.destination).await?;
         let new = NewPower {
             id: fresh_admission(),
             request,
@@ -224,6 +227,100 @@ impl Planner {
             self.parts.faults.pass("after_commit", point).await;
         }
         Ok(admitted)
+    }
+
+    /// Makes sure that nothing of a VM runs anywhere before it is started, and learns from whoever
+    /// knows of a newer owner than the store.
+    async fn nothing_runs(&self, vm: &VmRow, target: &HostId) -> Result<(), ApiError> {
+        // While something is under way for it, the transaction says so.
+        if vm.admission.is_some() || vm.power == PowerState::Running {
+            return Ok(());
+        }
+        let found = whereabouts::look(self, vm, Some(target)).await;
+        if !found.blockers.is_empty() {
+            return Err(ApiError::Blocked { blockers: found.blockers });
+        }
+        if let Some(newer) = found.newer {
+            // Every host was heard and none has it: it is nobody's, under a generation that nobody
+            // was ever given.
+            let host = vm.host.clone().unwrap_or_else(|| target.clone());
+            let generation = newer.next();
+            let followed =
+                Followed { vm: vm.id, host, power: vm.power, generation, claim: found.claim };
+            self.store().follow_vm(&followed, clock::now()).await?;
+            tracing::warn!(vm_id = %vm.id, known = %vm.generation, %generation,
+                "the store was behind: it has learnt a newer generation");
+        } else if found.claim > vm.claim {
+            self.store().raise_claim(vm.id, found.claim, clock::now()).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a VM that is stopped or lost. Its disks are not touched.
+    ///
+    /// # Errors
+    ///
+    /// Says why it cannot be forgotten now.
+    pub async fn delete_vm(
+        &self,
+        asked: v1::DeleteVmRequest,
+    ) -> Result<v1::DeleteVmReply, ApiError> {
+        let vm = self.resolve_vm("vm", &asked.vm).await?;
+        if let Some(admission) = vm.admission {
+            return Err(Refused::InFlight { admission }.into());
+        }
+        let found = whereabouts::look(self, &vm, None).await;
+        let runs: Vec<_> =
+            found.blockers.into_iter().filter(|of| of.code == "runs_elsewhere").collect();
+        if !runs.is_empty() {
+            return Err(ApiError::Blocked { blockers: runs });
+        }
+        match self.store().delete_vm(vm.id, clock::now()).await? {
+            Deleted::Done => {}
+            Deleted::Unknown => {
+                return Err(ApiError::NotFound { kind: "VM", name: asked.vm });
+            }
+            Deleted::Refused(refused) => return Err(refused.into()),
+        }
+        tracing::info!(vm_id = %vm.id, name = vm.name, "VM deleted");
+        let left = self.forget(&vm).await;
+        Ok(v1::DeleteVmReply { id: vm.id.to_string(), name: vm.name, left })
+    }
+
+    /// Lets the host that has a deleted VM forget its definition; says what is left there if it
+    /// does not. What is left harms nobody: its agent lists it as an orphan.
+    async fn forget(&self, vm: &VmRow) -> String {
+        let Some(host) = &vm.host else { return String::new() };
+        let forgotten = self.forget_at(vm, host).await;
+        match forgotten {
+            Ok(()) => String::new(),
+            // It has nothing of it.
+            Err(error) if error.code() == "unknown_vm" => String::new(),
+            Err(error) => {
+                let error = Chain(&error).to_string();
+                tracing::warn!(vm_id = %vm.id, host_id = %host, error, "definition not forgotten");
+                format!("host {host} may still have its definition, as an orphan: {error}")
+            }
+        }
+    }
+
+    async fn forget_at(&self, vm: &VmRow, host: &HostId) -> Result<(), AgentError> {
+        let agents = &self.parts.agents;
+        let migration_id = fresh_admission().to_string();
+        let claim = vm.claim.next().value();
+        let (vm_id, generation) = (vm.id.to_string(), vm.generation.value());
+        let claimed = v1::ClaimRequest {
+            vm_id: vm_id.clone(),
+            migration_id: migration_id.clone(),
+            generation,
+            claim,
+            hold_limit_ms: 0,
+        };
+        agents.claim(host, claimed).await?;
+        let fence = v1::Fence { vm_id, migration_id, generation, claim, step: 1 };
+        let action = Some(v1::execute_request::Action::ForgetVm(v1::ForgetVm {}));
+        agents.execute(host, v1::ExecuteRequest { fence: Some(fence), action }).await?;
+        Ok(())
     }
 
     /// Waits for a start or stop as long as asked, and answers with the VM.

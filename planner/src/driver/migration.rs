@@ -17,7 +17,7 @@ use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, 
 
 use super::Backoff;
 use super::command::{Command, command, host_of, listener};
-use super::seen::seen;
+use super::seen::{dead, seen};
 use super::side::{Side, SideView};
 use crate::agents::{AgentError, Answer};
 use crate::clock;
@@ -213,6 +213,7 @@ impl<'a> Run<'a> {
             if self.row.ended_us.is_some() {
                 return Ok(Some(Outcome::Ended));
             }
+            self.heed_deaths().await?;
             let sides = self.sides();
             if self.fenced().await? {
                 return Ok(Some(self.claim_anew()));
@@ -238,6 +239,18 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Takes note of ends that answer though their hosts were declared dead: such a declaration is
+    /// void before anything rests on it.
+    async fn heed_deaths(&mut self) -> Result<(), StoreError> {
+        for (end, view) in [(End::Source, &self.source.1), (End::Destination, &self.destination.1)]
+        {
+            let Some(host) = host_of(&self.row.migration, end) else { continue };
+            let view = view.borrow().clone();
+            super::seen::heed_death(self.planner, &host, &view).await?;
+        }
+        Ok(())
+    }
+
     /// Reads both ends. An end with a command under way says nothing: the command may still land
     /// on top of what it said.
     fn sides(&mut self) -> Sides {
@@ -252,9 +265,13 @@ impl<'a> Run<'a> {
         });
         let busy = self.pending.as_ref().map(|pending| pending.end);
         let read = |end: End, view: &SideView| {
+            let host = host_of(&self.row.migration, end)?;
+            // No answer will come, and no command lands there any more.
+            if let Some(declaration) = self.planner.parts.inventory.dead(&host) {
+                return Some(dead(&self.row, end, &declaration));
+            }
             let observation =
                 view.observation.as_ref().filter(|_| view.claimed && busy != Some(end))?;
-            let host = host_of(&self.row.migration, end)?;
             Some(seen(&host, self.row.migration.id, observation))
         };
         Sides {

@@ -18,12 +18,16 @@ use vmferry_proto::v1::{
 use vmferry_types::{Claim, MigrationId, PowerState, Role, Step};
 
 use super::Backoff;
+use super::seen::{gone_message, heed_death};
 use super::side::{Side, SideView};
 use crate::admission;
 use crate::agents::{AgentError, Answer};
 use crate::clock;
+use crate::inventory::{proof_of_death, words_of_death};
 use crate::planner::Planner;
-use crate::store::{Commit, Ends, PowerAction, PowerKind, PowerPhase, StoreError, TakePower};
+use crate::store::{
+    Commit, Declaration, Ends, PowerAction, PowerKind, PowerPhase, StoreError, TakePower,
+};
 use crate::telemetry::Chain;
 
 /// What the agent says is looked at again this often while nothing changes.
@@ -119,8 +123,16 @@ async fn under_one_claim(
     loop {
         let seen = view.borrow_and_update().clone();
         note_trouble(planner, action, &seen);
+        if let Some(declaration) = heed_death(planner, &action.host, &seen).await? {
+            return finish(planner, action, died(action, &declaration)).await;
+        }
         if let Some(error) = &seen.fenced {
             raise(planner, action, error).await?;
+            if let Some(text) = behind(action, error)
+                && let Some(end) = as_before(planner, action, text).await
+            {
+                return finish(planner, action, end).await;
+            }
             return Ok(Outcome::ClaimAnew);
         }
         let Some(observation) = seen.observation.filter(|_| seen.claimed) else {
@@ -169,7 +181,16 @@ async fn changed(view: &mut watch::Receiver<SideView>) {
 }
 
 fn note_trouble(planner: &Planner, action: &PowerAction, seen: &SideView) {
-    let trouble = seen.trouble.as_ref().map(|error| Chain(error).to_string());
+    let silent = seen.trouble.as_ref().map(|error| Chain(error).to_string());
+    let unready = seen.observation.as_ref().and_then(|observation| {
+        let waits_for = match observation.knowledge() {
+            Knowledge::Learning | Knowledge::Unspecified => "to learn what became of the VM",
+            Knowledge::Unreadable => "to have its journal seeded again",
+            Knowledge::Known | Knowledge::UnknownVm | Knowledge::Unresponsive => return None,
+        };
+        Some(format!("the agent of host {} has {waits_for}", action.host))
+    });
+    let trouble = silent.or(unready);
     planner.live.update(action.id, |live| live.set_trouble(trouble, clock::now()));
 }
 
@@ -336,12 +357,42 @@ async fn refused(
     Ok(match detail.code.as_str() {
         "stale_claim" | "stale_generation" => {
             raise(planner, action, &error).await?;
-            Refused::ClaimAnew
+            behind(action, &error).map_or(Refused::ClaimAnew, Refused::For)
         }
         "step_reused" => Refused::ClaimAnew,
         "learning" | "unresponsive" | "unreadable" => Refused::Later,
         _ => Refused::For(reasons(message, detail)),
     })
+}
+
+/// Says that an agent knows a newer owner than the action names. No later claim mends that: the
+/// action ends, and what was learnt is held against the next one that is asked for.
+fn behind(action: &PowerAction, error: &AgentError) -> Option<String> {
+    let AgentError::Refused { detail, .. } = error else { return None };
+    (detail.code == "stale_generation").then(|| {
+        format!(
+            "host {} knows generation {} of the VM, and this planner only {}: its store is older than what happened (was it restored from a backup?). It looks at every host when the start is asked for again: `vmferry doctor` says what it waits for",
+            action.host, detail.known_generation, action.generation
+        )
+    })
+}
+
+/// Says how an action ends whose host was declared dead.
+fn died(action: &PowerAction, declaration: &Declaration) -> Ends {
+    let gone = Some(gone_message(&proof_of_death(&action.host, declaration)));
+    let resolved_machine = String::new();
+    match action.kind {
+        PowerKind::Start => {
+            let words = words_of_death(declaration);
+            let error = format!("host {}, where it was being started, was {words}", action.host);
+            let (phase, power) = (PowerPhase::Failed, PowerState::Lost);
+            Ends { phase, power, error, gone, resolved_machine }
+        }
+        PowerKind::Stop => {
+            let (phase, power) = (PowerPhase::Done, PowerState::Stopped);
+            Ends { phase, power, error: String::new(), gone, resolved_machine }
+        }
+    }
 }
 
 /// Returns an agent's no in its own words, with all reasons.

@@ -5,9 +5,15 @@
 use vmferry_planner_core::evidence::{
     Continued, Ended, Handed, Held, Knowledge, RunState, Seen, TransferState,
 };
-use vmferry_planner_core::migration::{GoneProof, Process, ProofKind};
+use vmferry_planner_core::migration::{GoneProof, Process, ProofKind, Side};
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
+
+use super::side::SideView;
+use crate::clock;
+use crate::inventory::proof_of_death;
+use crate::planner::Planner;
+use crate::store::{Declaration, MigrationRow, StoreError};
 
 /// Reads an observation of one migration.
 ///
@@ -45,6 +51,42 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         trouble: observation.trouble.clone(),
         at: Timestamp(observation.observed_at_ms),
     }
+}
+
+/// What stands for an end of a migration whose host was declared dead.
+#[must_use]
+pub fn dead(row: &MigrationRow, end: Side, declaration: &Declaration) -> Seen {
+    let (host, role) = match (end, row.migration.destination()) {
+        (Side::Destination, Some(destination)) => (destination, Role::Receiver),
+        (Side::Destination, None) | (Side::Source, _) => (&row.migration.source, Role::Running),
+    };
+    let generation = row.migration.books().generation;
+    Seen::dead(row.claim, generation, role, proof_of_death(host, declaration))
+}
+
+/// Takes note of an agent that answered after its host was declared dead; returns the declaration
+/// that is proof all the same, read again from the store.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn heed_death(
+    planner: &Planner,
+    host: &HostId,
+    view: &SideView,
+) -> Result<Option<Declaration>, StoreError> {
+    let inventory = &planner.parts.inventory;
+    if inventory.dead(host).is_none() {
+        return Ok(None);
+    }
+    inventory.reread(planner.store()).await?;
+    let Some(declaration) = inventory.dead(host) else { return Ok(None) };
+    if let Some(seen) = view.observation.as_ref().filter(|_| view.trouble.is_none())
+        && view.heard_ms > declaration.at.value()
+    {
+        inventory.hear_from(planner.store(), host, &seen.boot_id, clock::now()).await?;
+    }
+    Ok(inventory.dead(host))
 }
 
 /// A role that this release does not know makes the whole observation prove nothing.

@@ -251,7 +251,8 @@ impl Reading<'_> {
         let armed = self.destination().is_some_and(|seen| {
             seen.role == Role::Receiver && seen.migration == Some(self.migration.id)
         });
-        armed.then(|| self.receiver_gone()).flatten().or_else(|| self.timed_out())
+        let dead = self.destination_proof().is_some_and(|(_, proof)| cleared(proof));
+        (armed || dead).then(|| self.receiver_gone()).flatten().or_else(|| self.timed_out())
     }
 
     fn timed_out(self) -> Option<Event> {

@@ -2,7 +2,7 @@
 
 use vmferry_types::{Method, PhaseLabel};
 
-use super::{Event, Flight, Migration, Refusal};
+use super::{Cleanup, Event, Flight, Migration, Phase, Refusal};
 
 /// A step that breaks an invariant: a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,9 @@ pub fn check_step(before: &Migration, after: &Migration) -> Vec<Breach> {
     if !kept && !turned {
         breaches.push(Breach::Method);
     }
-    if before.label().is_terminal() && after.label() != before.label() {
+    // Where a human has to say how it ends, it has not ended.
+    let undecided = matches!(before.phase, Phase::Failed { cleanup: Cleanup::Undecided, .. });
+    if before.label().is_terminal() && !undecided && after.label() != before.label() {
         breaches.push(Breach::Resurrected);
     }
     let kept = new.flight == Flight::Held || !new.reserved.is_empty();

@@ -157,6 +157,25 @@ pub enum Event {
     },
     /// The guest was seen to run on the source, which will not send any more.
     SourceContinued,
+    /// A human has looked and says which side's guest is the right one.
+    Resolved {
+        /// Which.
+        keep: Keep,
+    },
+}
+
+/// Which side of an undecided migration is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Keep {
+    /// The source's guest, which stands still, goes on.
+    Source,
+    /// None: what is left is ended, and the VM may be started from its disks.
+    Neither,
 }
 
 impl Event {
@@ -187,6 +206,7 @@ impl Event {
             Self::DestinationRuns => "destination_runs",
             Self::SourceReleased { .. } => "source_released",
             Self::SourceContinued => "source_continued",
+            Self::Resolved { .. } => "resolved",
         }
     }
 }

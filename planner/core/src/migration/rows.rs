@@ -6,7 +6,7 @@ use vmferry_types::{
 
 use super::{
     AutoConverge, Back, Blocked, Cause, Cleanup, Downgrade, Downgraded, Event, Gates, GoneProof,
-    Guest, Handover, Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver,
+    Guest, Handover, Keep, Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver,
     SourceWord, Stage, Stood, Switchover, Terms, Word,
 };
 use crate::evidence::{
@@ -282,6 +282,8 @@ pub(crate) fn events() -> Vec<(&'static str, Event)> {
         ("dst runs", Event::DestinationRuns),
         ("released", Event::SourceReleased { proof: gone("a") }),
         ("src runs", Event::SourceContinued),
+        ("keep src", Event::Resolved { keep: Keep::Source }),
+        ("keep none", Event::Resolved { keep: Keep::Neither }),
     ]
 }
 

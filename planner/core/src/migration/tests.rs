@@ -227,6 +227,24 @@ fn the_first_cause_is_kept_when_loss_is_proven_on_the_way_back() {
     assert_eq!(first.as_ref().map(Cause::label), Some("cancelled"));
 }
 
+#[test]
+fn a_human_decides_what_nothing_proves() {
+    let gone = Event::ReceiverGone { proof: rows::gone("b"), ran: Ran::Maybe };
+    let undecided = rows::rolling_back(Back::Undoing).apply(&gone).unwrap();
+    assert_eq!(undecided.books().flight, Flight::Held);
+    let kept = undecided.apply(&Event::Resolved { keep: Keep::Source }).unwrap();
+    assert!(matches!(
+        kept.phase,
+        Phase::RollingBack { back: Back::Resuming { .. }, generation, .. }
+            if generation == undecided.books().generation
+    ));
+    let ended = undecided.apply(&Event::Resolved { keep: Keep::Neither }).unwrap();
+    assert_eq!(ended.outstanding(), Some(Effect::ReleaseSource));
+    // Nobody is asked about what is proven.
+    let keep = Event::Resolved { keep: Keep::Source };
+    assert_eq!(rows::failed(Cleanup::Source).apply(&keep), Err(Refusal::Stale));
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn every_row_and_event_reads_back_as_it_was_written() {

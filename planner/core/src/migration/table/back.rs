@@ -100,7 +100,8 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::DestinationRuns
-        | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        | Event::SourceReleased { .. }
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -128,7 +129,8 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::DestinationRuns
-        | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        | Event::SourceReleased { .. }
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -142,7 +144,9 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         }
         // Its guest went on here from what the receiver has, whatever its agent remembers of that by
         // now: to continue the receiver would undo what the guest has written since.
-        Event::SourceGone { proof, receiver: Receiver::Complete(_) } if going.source_ran_on(at.migration.method) => {
+        Event::SourceGone { proof, receiver: Receiver::Complete(_) }
+            if going.source_ran_on(at.migration.method) =>
+        {
             going.guest_lost(at, proof, Cleanup::Receiver)
         }
         // The side that was to go on is dead and the other has everything: forward after all.
@@ -171,7 +175,9 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::SourceContinued => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+            return Err(Refusal::Illegal);
+        }
     })
 }
 
@@ -201,7 +207,9 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::ReceiverGone { .. } => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+            return Err(Refusal::Illegal);
+        }
     })
 }
 
@@ -228,6 +236,8 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::SourceGone { .. }
         | Event::GuestPoweredOff { .. }
         | Event::SourceContinued => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+            return Err(Refusal::Illegal);
+        }
     })
 }

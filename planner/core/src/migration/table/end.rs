@@ -4,7 +4,7 @@ use vmferry_types::{Generation, HostId};
 
 use super::At;
 use crate::migration::{
-    Back, Cause, Cleanup, Event, Guest, Handover, Phase, Ran, Refusal, SourceWord,
+    Back, Cause, Cleanup, Event, Guest, Handover, Keep, Phase, Ran, Refusal, SourceWord,
 };
 
 /// What the destination owns.
@@ -83,7 +83,8 @@ pub(super) fn committed(
         Event::SourceGaveUp { .. }
         | Event::SourceRunsAgain { .. }
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -121,7 +122,10 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedForward
         | Event::SourceGone { .. }
         | Event::DestinationRuns => return Err(Refusal::Stale),
-        Event::SourceGaveUp { .. } | Event::SourceRunsAgain { .. } | Event::SourceContinued => {
+        Event::SourceGaveUp { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::SourceContinued
+        | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
     })
@@ -139,8 +143,33 @@ pub(super) fn failed(at: At<'_>, cleanup: Cleanup) -> Result<Phase, Refusal> {
     match (cleanup, at.event) {
         (Cleanup::Receiver, Event::ReceiverGone { .. })
         | (Cleanup::Source, Event::SourceReleased { .. }) => Ok(cleaned(&at.migration.phase)),
+        (Cleanup::Undecided, Event::Resolved { keep }) => resolved(&at.migration.phase, *keep),
         (Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided, event) => {
             Err(ended(event, Refusal::TooLate))
+        }
+    }
+}
+
+/// A human has said which side is the right one. The receiver is proven gone, or it would not have
+/// come to this; so the generation stays as it is.
+fn resolved(phase: &Phase, keep: Keep) -> Result<Phase, Refusal> {
+    let Phase::Failed { destination, generation, cause, .. } = phase else {
+        return Err(Refusal::Illegal);
+    };
+    match (keep, cause) {
+        (Keep::Source, Cause::RanUncommitted { proof }) => Ok(Phase::RollingBack {
+            destination: destination.clone(),
+            generation: *generation,
+            cause: cause.clone(),
+            back: Back::Resuming { gone: proof.clone() },
+        }),
+        (Keep::Source, _other_cause) => Err(Refusal::Illegal),
+        (Keep::Neither, _any_cause) => {
+            let mut phase = phase.clone();
+            if let Phase::Failed { cleanup, .. } = &mut phase {
+                *cleanup = Cleanup::Source;
+            }
+            Ok(phase)
         }
     }
 }
@@ -179,6 +208,7 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::ReceiverGone { .. }
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => Refusal::Stale,
+        | Event::SourceContinued
+        | Event::Resolved { .. } => Refusal::Stale,
     }
 }

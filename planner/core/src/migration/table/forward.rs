@@ -99,7 +99,8 @@ pub(super) fn queued(
         | Event::ReceiverGone { .. }
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -156,7 +157,8 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -201,7 +203,8 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -213,7 +216,9 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         }
         Event::CancelRequested => cancel(Cause::Cancelled),
         Event::SourceGaveUp { error, .. } => cancel(Cause::GaveUp { error: error.clone() }),
-        Event::TransferFailed { error, .. } => cancel(Cause::TransferFailed { error: error.clone() }),
+        Event::TransferFailed { error, .. } => {
+            cancel(Cause::TransferFailed { error: error.clone() })
+        }
         // Held, it was to stand still: whoever let it run, only back is left (rule R4).
         Event::SourceRunsAgain { error } => cancel(Cause::SourceRanAgain { error: error.clone() }),
         Event::ReceiverGone { proof, ran } => {
@@ -237,7 +242,8 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -278,7 +284,8 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         Event::CommitAllowed
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -317,7 +324,8 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         Event::CommitAllowed
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -358,7 +366,8 @@ pub(super) fn restored(
         Event::SourceGaveUp { .. }
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -393,7 +402,8 @@ pub(super) fn restored_alone(
         | Event::GuestPoweredOff { .. }
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 

@@ -43,7 +43,8 @@ pub(super) fn holding(
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -81,6 +82,7 @@ pub(super) fn held(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
-        | Event::SourceContinued => return Err(Refusal::Illegal),
+        | Event::SourceContinued
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -39,7 +39,8 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::DestinationRuns
-        | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        | Event::SourceReleased { .. }
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
@@ -76,6 +77,7 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::DestinationRuns
-        | Event::SourceReleased { .. } => return Err(Refusal::Illegal),
+        | Event::SourceReleased { .. }
+        | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
