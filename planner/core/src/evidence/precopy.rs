@@ -427,8 +427,11 @@ impl Reading<'_> {
             return Some(event);
         }
         let seen = self.speaking(self.source())?;
-        let runs = seen.generation >= generation && goes_on(seen);
-        runs.then_some(Event::SourceContinued)
+        // QEMU may have let it go on by itself. Its agent has to know that this is right too, or
+        // it would go on holding the guest for one that was handed over.
+        let settled =
+            seen.generation >= generation && (seen.handed == Handed::No || seen.gave_up.is_some());
+        (settled && goes_on(seen)).then_some(Event::SourceContinued)
     }
 }
 

@@ -223,6 +223,18 @@ fn a_source_has_kept_its_guest_only_when_its_transfer_is_over() {
 }
 
 #[test]
+fn a_source_that_went_on_by_itself_is_back_only_when_its_journal_says_so() {
+    let row = rows::rolling_back(Back::Resuming { gone: rows::gone("b") });
+    let check = |gave_up: Option<&str>| {
+        let gave_up = gave_up.map(str::to_owned);
+        let source = Seen { gave_up, run_state: RunState::Running, ..switching() };
+        label(&row, &sides(source, rows::destination_seen()), SOON)
+    };
+    assert_eq!(check(None), "-");
+    assert_eq!(check(Some("the receiver is gone")), "source_continued");
+}
+
+#[test]
 fn the_reason_of_a_failed_transfer_is_told_by_both_sides() {
     let failed = |seen: Seen, error: &str| Seen {
         transfer: TransferState::Failed,
