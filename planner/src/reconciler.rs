@@ -86,7 +86,7 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
 /// the queue or an end may have been written by another planner.
 fn tell_changes(planner: &Planner, known: &mut Known, read: Known) {
     for (id, row) in &read {
-        if known.get(id).is_some_and(|before| before != row) {
+        if known.get(id) != Some(row) {
             planner.nudge(*id);
         }
     }

@@ -10,15 +10,14 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use vmferry_planner::agents::rpc::Directory;
-use vmferry_planner::config::Config;
-use vmferry_planner::config::StoreUrl;
+use vmferry_planner::config::{Config, StoreUrl};
 use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::server;
 use vmferry_planner::shutdown::Shutdown;
-use vmferry_planner::store::Store;
 use vmferry_planner::store::sql::SqlStore;
+use vmferry_planner::store::{Sharing, Store};
 use vmferry_proto::v1;
 
 use crate::world::World;
@@ -31,6 +30,7 @@ pub(crate) struct Bench {
     pub(crate) planner: Arc<Planner>,
     pub(crate) world: World,
     pub(crate) rest: SocketAddr,
+    url: StoreUrl,
     dir: TempDir,
 }
 
@@ -42,17 +42,25 @@ pub(crate) fn definition(name: &str, of: u128) -> String {
     )
 }
 
-async fn planner(dir: &Path, world: &World) -> (Arc<Planner>, SocketAddr) {
+async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, SocketAddr) {
+    // A planner that shares its store is taken over from soon.
+    let lease = match url {
+        StoreUrl::Sqlite(_) => "10s",
+        StoreUrl::Postgres(_) => "1s",
+    };
     let text = format!(
         "state_dir = \"{}\"\n[listen]\ngrpc = \"127.0.0.1:0\"\nrest = \"127.0.0.1:0\"\n\
-         [policy]\nqueue_retry = \"1s\"\n[security]\nplain_text = \"loopback\"\n",
+         [policy]\nqueue_retry = \"1s\"\nlease = \"{lease}\"\n\
+         [security]\nplain_text = \"loopback\"\n",
         dir.display()
     );
     let path = dir.join("planner.toml");
     std::fs::write(&path, text).unwrap();
     let config = Config::load(&path).unwrap();
-    let store = SqlStore::open(&StoreUrl::Sqlite(dir.join("planner.db"))).await.unwrap();
-    store.clear_leases().await.unwrap();
+    let store = SqlStore::open(url).await.unwrap();
+    if store.sharing() == Sharing::Alone {
+        store.clear_leases().await.unwrap();
+    }
     let store: Arc<dyn Store> = Arc::new(store);
     let directory = Arc::new(Directory::default());
     let inventory = Inventory::load(&config, directory, store.as_ref()).await.unwrap();
@@ -74,24 +82,38 @@ async fn planner(dir: &Path, world: &World) -> (Arc<Planner>, SocketAddr) {
 impl Bench {
     /// Starts a planner over a world whose hosts have reported.
     pub(crate) async fn new(hosts: &[&str]) -> Self {
-        let world = World::new(hosts);
         let dir = TempDir::new().unwrap();
-        let (planner, rest) = planner(dir.path(), &world).await;
-        let bench = Self { planner, world, rest, dir };
+        let url = StoreUrl::Sqlite(dir.path().join("planner.db"));
+        Self::over(World::new(hosts), url, dir, hosts).await
+    }
+
+    /// Starts another planner over the same world, on a database that several share.
+    pub(crate) async fn sharing(world: &World, database: &StoreUrl, hosts: &[&str]) -> Self {
+        Self::over(world.clone(), database.clone(), TempDir::new().unwrap(), hosts).await
+    }
+
+    async fn over(world: World, url: StoreUrl, dir: TempDir, hosts: &[&str]) -> Self {
+        let (planner, rest) = planner(dir.path(), &url, &world).await;
+        let bench = Self { planner, world, rest, url, dir };
         bench.report(hosts).await;
         bench
     }
 
+    /// Ends the planner wherever it is, as a crash does.
+    pub(crate) async fn dies(self) {
+        self.planner.parts.shutdown.finish().await;
+    }
+
     /// Ends the planner wherever it is, as a crash does, and starts another on the same store.
     pub(crate) async fn restart(self) -> Self {
-        let Self { planner: old, world, dir, .. } = self;
+        let Self { planner: old, world, url, dir, .. } = self;
         old.parts.shutdown.finish().await;
         // The lock on the file is let go with the last handle to the store.
         let weak = Arc::downgrade(&old);
         drop(old);
         until(|| weak.strong_count() == 0).await;
-        let (planner, rest) = planner(dir.path(), &world).await;
-        Self { planner, world, rest, dir }
+        let (planner, rest) = planner(dir.path(), &url, &world).await;
+        Self { planner, world, rest, url, dir }
     }
 
     pub(crate) async fn report(&self, hosts: &[&str]) {

@@ -1,0 +1,170 @@
+//! Several planners on one database: what one leaves undone another does, and what one writes the
+//! others see.
+
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use uuid::Uuid;
+use vmferry_planner::config::StoreUrl;
+use vmferry_proto::v1;
+
+use crate::bench::{Bench, definition, until};
+use crate::world::{Pace, Silence, World};
+
+const HOSTS: [&str; 2] = ["a", "b"];
+
+/// A database of a test's own, and the way to the server that has it.
+struct Database {
+    name: String,
+    server: String,
+}
+
+impl Database {
+    async fn new() -> Self {
+        let server = std::env::var("VMFERRY_TEST_POSTGRES").expect(
+            "VMFERRY_TEST_POSTGRES names no server; run the tests as `scripts/with-postgres cargo nextest run …`",
+        );
+        let name = format!("test_{}", Uuid::new_v4().simple());
+        let database = Self { name, server };
+        database.tell(&format!("CREATE DATABASE {}", database.name)).await;
+        database
+    }
+
+    fn url(&self) -> StoreUrl {
+        let url = self.server.replacen("/postgres?", &format!("/{}?", self.name), 1);
+        StoreUrl::postgres(&url).unwrap()
+    }
+
+    /// Tells the server something about the database.
+    async fn tell(&self, text: &str) {
+        let mut connection = PgConnection::connect(&self.server).await.unwrap();
+        sqlx::query(AssertSqlSafe(text.to_owned())).execute(&mut connection).await.unwrap();
+    }
+
+    /// Cuts every connection, and refuses new ones.
+    async fn goes_away(&self) {
+        self.tell(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", self.name)).await;
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname";
+        self.tell(&format!("{cut} = '{}'", self.name)).await;
+    }
+
+    async fn comes_back(&self) {
+        self.tell(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS true", self.name)).await;
+    }
+}
+
+async fn two_planners() -> (Bench, Bench, Database) {
+    let (world, database) = (World::new(&HOSTS), Database::new().await);
+    let one = Bench::sharing(&world, &database.url(), &HOSTS).await;
+    let two = Bench::sharing(&world, &database.url(), &HOSTS).await;
+    (one, two, database)
+}
+
+#[tokio::test]
+async fn a_migration_of_a_planner_that_died_is_taken_over_at_every_command() {
+    for nth in 0..5 {
+        let (one, two, _database) = two_planners().await;
+        let vm = one.start("web1", 1, "a").await;
+        two.report(&HOSTS).await;
+        one.world.fall_silent_at(nth, Silence::After);
+        let before = one.world.commands().len();
+        let asked = one.migrate("web1", "b").await;
+        let world = one.world.clone();
+        until(|| world.commands().len() > before + nth).await;
+        one.dies().await;
+        two.world.all_answer();
+        two.report(&HOSTS).await;
+        let ended = two.ended(&asked.id).await;
+        assert_eq!(ended.phase, "done", "{ended:#?}");
+        assert_eq!(two.world.running(&vm.id), ["b"]);
+        assert!(two.planner.store().reservations().await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_start_of_a_planner_that_died_is_taken_over() {
+    let (one, two, _database) = two_planners().await;
+    one.world.fall_silent_at(0, Silence::Before);
+    let before = one.world.commands().len();
+    let asked = v1::StartVmRequest {
+        definition: definition("web1", 1),
+        host: "a".to_owned(),
+        ..v1::StartVmRequest::default()
+    };
+    one.planner.start_vm(asked.clone()).await.unwrap();
+    let world = one.world.clone();
+    until(|| world.commands().len() > before).await;
+    one.dies().await;
+    two.world.all_answer();
+    two.report(&HOSTS).await;
+    // Asking again is the same start; another planner drives it, and its end is heard.
+    let wait = v1::StartVmRequest { wait_ms: 15_000, ..asked };
+    let vm = two.planner.start_vm(wait).await.unwrap();
+    assert_eq!(vm.power, "running");
+    assert_eq!(two.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
+async fn a_cancel_by_another_planner_reaches_the_one_that_drives() {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.pace(Pace::Endless);
+    let asked = one.migrate("web1", "b").await;
+    let world = one.world.clone();
+    until(|| world.commands().iter().any(|command| command.starts_with("start_transfer"))).await;
+    two.planner.cancel_migration(&asked.id).await.unwrap();
+    let ended = one.ended(&asked.id).await;
+    assert_eq!((ended.state.as_str(), ended.phase.as_str()), ("cancelled", "aborted"));
+    assert_eq!(one.world.running(&vm.id), ["a"]);
+    let row = one.planner.store().migration(asked.id.parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(row.lease_owner, Some(one.planner.owner.clone()));
+}
+
+#[tokio::test]
+async fn a_database_that_goes_away_for_a_while_ends_no_migration() {
+    let (one, two, database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.pace(Pace::Endless);
+    let asked = one.migrate("web1", "b").await;
+    let world = one.world.clone();
+    until(|| world.commands().iter().any(|command| command.starts_with("start_transfer"))).await;
+    database.goes_away().await;
+    let id = asked.id.parse().unwrap();
+    until(|| one.planner.live.seen(id).trouble.is_some()).await;
+    assert!(one.planner.get_migration(&asked.id).await.is_err());
+    database.comes_back().await;
+    one.planner.wake.notify_one();
+    let cancelled = loop {
+        if let Ok(cancelled) = two.planner.cancel_migration(&asked.id).await {
+            break cancelled;
+        }
+    };
+    assert!(cancelled.cancel_requested);
+    assert_eq!(two.ended(&asked.id).await.phase, "aborted");
+    assert_eq!(two.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
+async fn a_vm_is_given_to_one_of_two_planners_that_ask_at_once() {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.pace(Pace::Endless);
+    let ask = |bench: &Bench| {
+        let planner = std::sync::Arc::clone(&bench.planner);
+        async move {
+            let asked = v1::MigrateVmRequest {
+                vm_name: "web1".to_owned(),
+                target_host: "b".to_owned(),
+                ..v1::MigrateVmRequest::default()
+            };
+            planner.migrate_vm(asked).await
+        }
+    };
+    let (first, second) = tokio::join!(ask(&one), ask(&two));
+    assert_eq!(usize::from(first.is_ok()) + usize::from(second.is_ok()), 1);
+    let admitted = first.or(second).unwrap();
+    two.planner.cancel_migration(&admitted.id).await.unwrap();
+    one.ended(&admitted.id).await;
+    assert_eq!(one.world.running(&vm.id), ["a"]);
+}
