@@ -29,3 +29,5 @@ mod store;
 pub mod trace;
 pub mod weather;
 pub mod world;
+
+pub use store::in_fair_weather;

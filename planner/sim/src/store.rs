@@ -20,12 +20,21 @@ pub(crate) use tables::{Open, Tables, Write};
 
 use crate::bugs::Bug;
 use crate::life::Life;
-use crate::world::{PointKind, State};
+use crate::trace::Detail;
+use crate::weather::Weather;
+use crate::world::{PointKind, State, World};
 
 /// The store, for one life of a planner.
 #[derive(Debug)]
 pub(crate) struct SimStore {
     pub(crate) life: Arc<Life>,
+}
+
+/// Returns the store of a world in which nothing goes wrong, for what every store has to do.
+#[must_use]
+pub fn in_fair_weather() -> Arc<dyn Store> {
+    let state = State::new(1, Weather::fair(), Detail::Nothing, None);
+    Arc::new(SimStore { life: Life::new(World::new(state), 0) })
 }
 
 impl SimStore {

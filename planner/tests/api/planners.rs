@@ -1,6 +1,7 @@
 //! Several planners on one database: what one leaves undone another does, and what one writes the
 //! others see.
 
+use futures::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use uuid::Uuid;
 use vmferry_planner::config::StoreUrl;
@@ -58,25 +59,28 @@ async fn two_planners() -> (Bench, Bench, Database) {
     (one, two, database)
 }
 
+/// Runs a migration whose planner dies while the agent that got the `nth` command is silent.
+async fn taken_over_at(nth: usize) {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.fall_silent_at(nth, Silence::After);
+    let before = one.world.commands().len();
+    let asked = one.migrate("web1", "b").await;
+    let world = one.world.clone();
+    until(|| world.commands().len() > before + nth).await;
+    one.dies().await;
+    two.world.all_answer();
+    two.report(&HOSTS).await;
+    let ended = two.ended(&asked.id).await;
+    assert_eq!(ended.phase, "done", "{ended:#?}");
+    assert_eq!(two.world.running(&vm.id), ["b"]);
+    assert!(two.planner.store().reservations().await.unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn a_migration_of_a_planner_that_died_is_taken_over_at_every_command() {
-    for nth in 0..5 {
-        let (one, two, _database) = two_planners().await;
-        let vm = one.start("web1", 1, "a").await;
-        two.report(&HOSTS).await;
-        one.world.fall_silent_at(nth, Silence::After);
-        let before = one.world.commands().len();
-        let asked = one.migrate("web1", "b").await;
-        let world = one.world.clone();
-        until(|| world.commands().len() > before + nth).await;
-        one.dies().await;
-        two.world.all_answer();
-        two.report(&HOSTS).await;
-        let ended = two.ended(&asked.id).await;
-        assert_eq!(ended.phase, "done", "{ended:#?}");
-        assert_eq!(two.world.running(&vm.id), ["b"]);
-        assert!(two.planner.store().reservations().await.unwrap().is_empty());
-    }
+    join_all((0..5).map(taken_over_at)).await;
 }
 
 #[tokio::test]

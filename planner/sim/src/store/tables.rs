@@ -6,6 +6,7 @@ use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
     Admission, Commit, Cordon, Filter, Grant, Granted, HostRow, LogRow, MigrationRow, NewMigration,
     Notes, OnlyOpen, PowerAction, Refused, Reservation, StoreError, TakeOver, Tombstone, VmRow,
+    check_changes,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
@@ -322,6 +323,7 @@ impl Tables {
         if !same {
             return Ok(Commit::Raced);
         }
+        check_changes(&before.migration, write.entries)?;
         self.commit_anyway(write)
     }
 
