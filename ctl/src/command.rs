@@ -3,4 +3,5 @@
 pub(crate) mod completions;
 pub(crate) mod host;
 pub(crate) mod migration;
+pub(crate) mod plan;
 pub(crate) mod vm;

@@ -1,7 +1,8 @@
 //! The command line of vmferry.
 //!
 //! It asks the planner over gRPC and shows the answer as a table or as JSON. It decides nothing
-//! about VMs: what may be done, and why not, is the planner's word.
+//! about VMs: what may be done, and why not, is the planner's word. `vmferry plan` asks the same
+//! core about a fleet in a file.
 //!
 //! | exit code | means |
 //! |---|---|
@@ -19,6 +20,7 @@ mod config;
 mod failure;
 mod follow;
 mod output;
+mod plan;
 mod render;
 
 use clap::{Parser, Subcommand};
@@ -59,6 +61,11 @@ enum Command {
     /// Show, watch and cancel migrations
     #[command(subcommand)]
     Migration(command::migration::Command),
+    /// Show where a host's VMs would go, by an inventory file and without a planner
+    Plan {
+        /// The inventory, as JSON; - for standard input
+        file: PathBuf,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -85,6 +92,7 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Host(command) => command::host::run(command, &connect()?, output).await,
         Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
         Command::Migration(command) => command::migration::run(command, &connect()?, output).await,
+        Command::Plan { file } => command::plan::run(&file, output),
         Command::Completions { shell } => {
             output.text(&command::completions::script(shell));
             Ok(())
