@@ -404,6 +404,7 @@ impl State {
                 if resume.receiver_gone.is_none() {
                     return Err(wrong("there is no proof"));
                 }
+                vm.gave_up = true;
                 vm.run_state = "running".to_owned();
                 vm.resumed_at_us = now;
             }
