@@ -10,6 +10,8 @@ use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 
 /// What an agent says of a guest that ended by its own word.
 const TURNED_OFF: &str = "shutdown";
+/// QEMU's run state of a guest whose kernel panicked.
+const PANICKED: &str = "guest-panicked";
 
 /// Holds one reported VM against the store, and returns the row that is true afterwards.
 pub(super) async fn compare(
@@ -179,7 +181,7 @@ async fn lose(
         host: host.clone(),
         generation: Generation::from_stored(vm.generation),
         claim: Claim::from_stored(vm.claim),
-        cause: loss(host, gone),
+        cause: loss(host, vm, gone),
     };
     if !store.mark_lost(&lost, now).await? {
         return Ok(row);
@@ -210,13 +212,17 @@ pub(super) fn doubted(
         host: host.clone(),
         generation: row.generation,
         claim: row.claim,
-        cause: loss(host, gone),
+        cause: loss(host, vm, gone),
     })
 }
 
 /// Says how a QEMU ended, in its own words where it left any.
-fn loss(host: &HostId, gone: &GoneProof) -> String {
-    let mut text = format!("QEMU on host {host} ended");
+fn loss(host: &HostId, vm: &VmReport, gone: &GoneProof) -> String {
+    let mut text = if vm.run_state == PANICKED {
+        format!("the guest's kernel panicked, and QEMU on host {host} ended")
+    } else {
+        format!("QEMU on host {host} ended")
+    };
     if !gone.ended.is_empty() {
         text.push_str(&format!(" ({})", gone.ended));
     }
