@@ -1,9 +1,11 @@
 //! The use cases, with one error type. Edges decode, call these, and encode.
 
+mod doctor;
 mod hosts;
 mod migrate;
 mod power;
 mod read;
+mod resolve;
 
 use vmferry_planner_core::migration::{Blocker, Refusal};
 use vmferry_types::{HostId, MigrationId, VmId};

@@ -82,6 +82,41 @@ impl PlannerService for Service {
         reply(self.planner.get_host(&request.into_inner().host).await)
     }
 
+    async fn declare_host_dead(
+        &self,
+        request: Request<v1::DeclareHostDeadRequest>,
+    ) -> Result<Response<v1::Host>, Status> {
+        reply(self.planner.declare_host_dead(request.into_inner()).await)
+    }
+
+    async fn fence_host(
+        &self,
+        request: Request<v1::FenceHostRequest>,
+    ) -> Result<Response<v1::Host>, Status> {
+        reply(self.planner.fence_host(request.into_inner()).await)
+    }
+
+    async fn delete_vm(
+        &self,
+        request: Request<v1::DeleteVmRequest>,
+    ) -> Result<Response<v1::DeleteVmReply>, Status> {
+        reply(self.planner.delete_vm(request.into_inner()).await)
+    }
+
+    async fn resolve_migration(
+        &self,
+        request: Request<v1::ResolveMigrationRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.resolve_migration(request.into_inner()).await)
+    }
+
+    async fn doctor(
+        &self,
+        request: Request<v1::DoctorRequest>,
+    ) -> Result<Response<v1::DoctorReply>, Status> {
+        reply(self.planner.doctor(&request.into_inner()).await)
+    }
+
     async fn list_vms(
         &self,
         request: Request<v1::ListVmsRequest>,

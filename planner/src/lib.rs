@@ -24,6 +24,7 @@ pub mod grpc;
 pub mod inventory;
 pub mod live;
 pub mod metrics;
+pub mod picture;
 pub mod planner;
 mod queue;
 pub mod reconciler;

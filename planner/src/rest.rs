@@ -3,6 +3,7 @@
 mod error;
 mod events;
 mod extract;
+mod operator;
 
 use std::sync::Arc;
 
@@ -29,14 +30,18 @@ pub fn router(planner: Arc<Planner>) -> Router {
     Router::new()
         .route("/api/hosts", get(hosts))
         .route("/api/hosts/{id}", get(host))
+        .route("/api/hosts/{id}/declare-dead", post(operator::declare_dead))
+        .route("/api/hosts/{id}/fence", post(operator::fence))
         .route("/api/vms", get(vms).post(start_new))
-        .route("/api/vms/{name}", get(vm))
+        .route("/api/vms/{name}", get(vm).delete(operator::delete_vm))
         .route("/api/vms/{name}/start", post(start))
         .route("/api/vms/{name}/stop", post(stop))
         .route("/api/migrations", get(migrations).post(migrate))
         .route("/api/migrations/{id}", get(migration))
         .route("/api/migrations/{id}/events", get(events::migration))
         .route("/api/migrations/{id}/cancel", post(cancel))
+        .route("/api/migrations/{id}/resolve", post(operator::resolve))
+        .route("/api/doctor", get(operator::doctor))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))

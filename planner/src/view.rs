@@ -3,6 +3,8 @@
 mod host;
 mod migration;
 
+use vmferry_planner_core::doctor::OpenHalf;
+use vmferry_planner_core::evidence::{Continued, Handed};
 use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Phase, Stage};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, PowerState, Role};
@@ -189,4 +191,25 @@ fn contradiction(row: &VmRow, reported: &[(HostId, v1::VmReport)]) -> Option<Str
         .chain(missing)
         .collect();
     if running.is_empty() { None } else { Some(running.join("; ")) }
+}
+
+/// Shows a half of a migration that nobody drives.
+#[must_use]
+pub fn half(half: &OpenHalf) -> v1::OpenHalf {
+    let there = &half.there;
+    v1::OpenHalf {
+        migration_id: half.migration.to_string(),
+        vm_id: there.vm.to_string(),
+        vm_name: there.name.clone(),
+        host: half.host.to_string(),
+        side: half.side.label().to_owned(),
+        role: there.role.label().to_owned(),
+        run_state: there.run_state.word().to_owned(),
+        generation: there.generation.value(),
+        claim: there.claim.value(),
+        handed: there.handed == Handed::Yes,
+        gave_up: false,
+        ever_continued: there.continued == Continued::Yes,
+        words: half.words(),
+    }
 }

@@ -8,9 +8,11 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 use vmferry_proto::v1::planner_server::{Planner, PlannerServer};
 use vmferry_proto::v1::{
-    CancelMigrationRequest, GetHostRequest, GetMigrationRequest, GetVmRequest, Host, HostReport,
-    ListHostsReply, ListHostsRequest, ListMigrationsReply, ListMigrationsRequest, ListVmsReply,
-    ListVmsRequest, MigrateVmRequest, Migration, ReportReply, StartVmRequest, StopVmRequest, Vm,
+    CancelMigrationRequest, DeclareHostDeadRequest, DeleteVmReply, DeleteVmRequest, DoctorReply,
+    DoctorRequest, FenceHostRequest, GetHostRequest, GetMigrationRequest, GetVmRequest, Host,
+    HostReport, ListHostsReply, ListHostsRequest, ListMigrationsReply, ListMigrationsRequest,
+    ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration, OpenHalf, ReportReply,
+    ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
 };
 
 /// What the planner says.
@@ -24,6 +26,9 @@ pub(crate) struct Answers {
     /// The states that a migration goes through.
     pub(crate) states: Vec<Migration>,
     pub(crate) stream: StreamEnd,
+    pub(crate) halves: Vec<OpenHalf>,
+    pub(crate) deleted: DeleteVmReply,
+    pub(crate) doctor: DoctorReply,
 }
 
 /// When a stream of states ends.
@@ -46,6 +51,8 @@ pub(crate) struct Asked {
     pub(crate) vms: usize,
     pub(crate) watched: usize,
     pub(crate) cancelled: Vec<String>,
+    pub(crate) declared: Vec<DeclareHostDeadRequest>,
+    pub(crate) resolved: Vec<ResolveMigrationRequest>,
     pub(crate) migrated: Vec<MigrateVmRequest>,
     pub(crate) started: Vec<StartVmRequest>,
 }
@@ -127,6 +134,38 @@ impl Planner for Service {
         self.reply(|_| self.answers.hosts.first().cloned().unwrap_or_default())
     }
 
+    async fn declare_host_dead(&self, request: Request<DeclareHostDeadRequest>) -> Reply<Host> {
+        self.reply(|asked| {
+            asked.declared.push(request.into_inner());
+            self.answers.hosts.first().cloned().unwrap_or_default()
+        })
+    }
+
+    async fn fence_host(&self, _: Request<FenceHostRequest>) -> Reply<Host> {
+        self.reply(|_| self.answers.hosts.first().cloned().unwrap_or_default())
+    }
+
+    async fn delete_vm(&self, request: Request<DeleteVmRequest>) -> Reply<DeleteVmReply> {
+        self.reply(|_| DeleteVmReply {
+            name: request.into_inner().vm,
+            ..self.answers.deleted.clone()
+        })
+    }
+
+    async fn resolve_migration(
+        &self,
+        request: Request<ResolveMigrationRequest>,
+    ) -> Reply<Migration> {
+        self.reply(|asked| {
+            asked.resolved.push(request.into_inner());
+            self.first_state()
+        })
+    }
+
+    async fn doctor(&self, _: Request<DoctorRequest>) -> Reply<DoctorReply> {
+        self.reply(|_| self.answers.doctor.clone())
+    }
+
     async fn list_vms(&self, _: Request<ListVmsRequest>) -> Reply<ListVmsReply> {
         self.reply(|_| ListVmsReply { vms: self.answers.vms.clone() })
     }
@@ -159,7 +198,7 @@ impl Planner for Service {
     ) -> Reply<ListMigrationsReply> {
         self.reply(|_| ListMigrationsReply {
             migrations: self.answers.states.clone(),
-            ..ListMigrationsReply::default()
+            halves: self.answers.halves.clone(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
+use vmferry_planner_core::doctor::open_halves;
 use vmferry_planner_core::evidence::RunState;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
@@ -12,7 +13,7 @@ use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
 use super::{ApiError, migration_id};
 use crate::planner::Planner;
 use crate::store::{Filter, Followed, Lost, OnlyOpen, StoreError, VmRow};
-use crate::{clock, view};
+use crate::{clock, picture, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
 const WATCH_PACE: Duration = Duration::from_millis(100);
@@ -133,7 +134,13 @@ impl Planner {
         if asked.stuck {
             migrations.retain(|migration| migration.stuck.is_some());
         }
-        Ok(v1::ListMigrationsReply { migrations, halves: Vec::new() })
+        let seen = picture::reported(self).await?;
+        let halves = open_halves(&seen)
+            .iter()
+            .filter(|half| vm.is_none_or(|vm| half.vm() == vm))
+            .map(view::half)
+            .collect();
+        Ok(v1::ListMigrationsReply { migrations, halves })
     }
 
     /// Shows one migration with its log.

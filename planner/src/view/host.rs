@@ -6,14 +6,14 @@ use vmferry_planner_core::capacity::figures;
 use vmferry_planner_core::fleet::{Availability, Fleet, Host};
 use vmferry_planner_core::placement::closed_because;
 use vmferry_proto::v1;
-use vmferry_types::HostId;
+use vmferry_types::{HostId, Role, VmId};
 
 use super::blocker;
 use crate::api::ApiError;
 use crate::clock;
-use crate::inventory::{KnownHost, snapshot};
+use crate::inventory::{KnownHost, Worth, snapshot};
 use crate::planner::Planner;
-use crate::store::HostRow;
+use crate::store::{HostRow, VmRow};
 
 /// Shows all hosts, with their VMs.
 ///
@@ -36,10 +36,44 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
     for (row, heard) in parts.inventory.hosts() {
         let Some(host) = fleet.hosts.get(&row.id) else { continue };
         let mut message = one(&fleet, host, &row, heard.as_ref());
+        if let Some(heard) = &heard {
+            message.orphans.extend(deleted(planner, &heard.report, &rows).await?);
+        }
         message.vms = vms.remove(&row.id).unwrap_or_default();
         shown.push(message);
     }
     Ok(shown)
+}
+
+/// Names what a host has of VMs that were deleted: it is never adopted, and never removed by itself.
+async fn deleted(
+    planner: &Planner,
+    report: &v1::HostReport,
+    rows: &[VmRow],
+) -> Result<Vec<v1::Orphan>, ApiError> {
+    let mut orphans = Vec::new();
+    for vm in &report.vms {
+        let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
+        let kind = match Role::from_label(&vm.role) {
+            Some(Role::Stopped) => "definition",
+            Some(Role::Running | Role::Held | Role::Receiver) => "process",
+            Some(Role::Absent) | None => continue,
+        };
+        let named = report.orphans.iter().any(|of| of.vm_id == vm.vm_id && of.kind == kind);
+        if named || rows.iter().any(|row| row.id == id) {
+            continue;
+        }
+        if let Some(tombstone) = planner.store().tombstone(id).await? {
+            orphans.push(v1::Orphan {
+                vm_id: vm.vm_id.clone(),
+                vm_name: tombstone.name,
+                kind: kind.to_owned(),
+                detail: format!("the VM was deleted {}", clock::rfc3339(tombstone.deleted)),
+                generation: vm.generation,
+            });
+        }
+    }
+    Ok(orphans)
 }
 
 fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> v1::Host {
@@ -48,7 +82,8 @@ fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> 
         name: row.name.clone(),
         cluster: host.policy.cluster.clone(),
         labels: host.policy.labels.clone(),
-        status: status(host).to_owned(),
+        status: status(host, row).to_owned(),
+        declared_dead: declared(row),
         blockers: closed_because(fleet, host)
             .iter()
             .map(|reason| blocker(&reason.blocker(&host.id)))
@@ -64,6 +99,7 @@ fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> 
         message.report_age_ms = fleet.now.since(heard.at).value();
         message.capabilities.clone_from(&heard.report.capabilities);
         message.strangers.clone_from(&heard.report.strangers);
+        message.orphans.clone_from(&heard.report.orphans);
     }
     if let Ok(figures) = figures(host, &fleet.policy) {
         message.total_memory_bytes = figures.total_memory.value();
@@ -78,7 +114,25 @@ fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> 
     message
 }
 
-fn status(host: &Host) -> &'static str {
+/// Shows the last declaration of a host's death, with what it is worth.
+fn declared(row: &HostRow) -> Option<v1::DeadDeclaration> {
+    let declaration = row.declared_dead.as_ref()?;
+    Some(v1::DeadDeclaration {
+        at: clock::rfc3339(declaration.at),
+        by: declaration.by.clone(),
+        reason: declaration.reason.clone(),
+        kind: declaration.kind.label().to_owned(),
+        boot_id: declaration.boot_id.clone(),
+        output: declaration.evidence.clone(),
+        state: Worth::of(row)?.label().to_owned(),
+        voided_at: declaration.void.map(clock::rfc3339).unwrap_or_default(),
+    })
+}
+
+fn status(host: &Host, row: &HostRow) -> &'static str {
+    if Worth::of(row) == Some(Worth::Holds) {
+        return "dead";
+    }
     let unreadable = host.report.as_ref().is_some_and(|report| report.unreadable.is_some());
     match host.availability {
         Availability::Disconnected => "disconnected",
