@@ -141,7 +141,6 @@ pub struct VmRow {
 }
 
 /// What became of a new VM.
-#[expect(clippy::large_enum_variant, reason = "looked at once and dropped")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defined {
     /// It is written, so. One that was deleted before goes on counting where it ended.
@@ -151,7 +150,6 @@ pub enum Defined {
 }
 
 /// What became of a VM that a host reported.
-#[expect(clippy::large_enum_variant, reason = "looked at once and dropped")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adopted {
     /// It is written.

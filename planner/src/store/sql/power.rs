@@ -58,6 +58,19 @@ async fn power_locked(tx: &mut Tx, id: MigrationId) -> Result<Option<PowerAction
         .transpose()
 }
 
+/// Reads the start that a request led to.
+async fn of_request(tx: &mut Tx, request: Option<&str>) -> Result<Option<PowerAction>, StoreError> {
+    let Some(request) = request else { return Ok(None) };
+    sqlx::query(select_power!("WHERE request_id = $1"))
+        .bind(request)
+        .fetch_optional(tx.connection())
+        .await
+        .map_err(sql("read a power action"))?
+        .as_ref()
+        .map(power_row)
+        .transpose()
+}
+
 /// Whether anyone holds a host back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gate {
@@ -101,15 +114,8 @@ impl SqlStore {
             tx.hold_host(&new.host).await?;
         }
         let vm = vm_locked(&mut tx, new.vm).await?;
-        if let Some(request) = &new.request {
-            let known = sqlx::query(select_power!("WHERE request_id = $1"))
-                .bind(request)
-                .fetch_optional(tx.connection())
-                .await
-                .map_err(sql("read a power action"))?;
-            if let Some(row) = known {
-                return Ok(AdmitPower::Known(power_row(&row)?));
-            }
+        if let Some(known) = of_request(&mut tx, new.request.as_deref()).await? {
+            return Ok(AdmitPower::Known(known));
         }
         let Some(mut vm) = vm else {
             return Ok(AdmitPower::Refused(Refused::UnknownVm));
