@@ -5,6 +5,7 @@
 //! real agent's own.
 
 mod destination;
+mod hold;
 mod limits;
 mod observe;
 mod report;
@@ -200,6 +201,7 @@ impl Agent {
 
     async fn act(&self, fence: &Fence, action: Action) -> Answer<v1::ExecuteReply> {
         match action {
+            Action::HoldGuest(_) => self.hold(fence).await,
             Action::ArmReceiver(_) => self.arm(fence).await,
             Action::StartTransfer(start) => self.start_transfer(fence, &start).await,
             Action::OrderSwitchover(_) => self.order(fence.vm).await,
@@ -209,7 +211,7 @@ impl Agent {
             Action::DestroyReceiver(_) => self.destroy(fence).await,
             Action::ReleaseSource(_) => self.release(fence).await,
             Action::KillSource(_) => self.kill_source(fence).await,
-            Action::StartVm(_) | Action::StopVm(_) | Action::ForgetVm(_) | Action::HoldGuest(_) => {
+            Action::StartVm(_) | Action::StopVm(_) | Action::ForgetVm(_) => {
                 Err(Refusal::new("invalid", "is not simulated"))
             }
         }

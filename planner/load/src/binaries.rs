@@ -31,6 +31,21 @@ pub fn planner(dir: Option<&Path>) -> Result<PathBuf> {
     std::fs::canonicalize(&path).with_context(|| format!("find {}", path.display()))
 }
 
+/// Finds the built planner for a test: where the environment says, or where cargo puts it.
+///
+/// # Errors
+///
+/// Fails if it is not there.
+pub fn planner_for_tests() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os(BIN_DIR) {
+        return planner(Some(Path::new(&dir)));
+    }
+    // Tests are in a directory of their own below that of the programs.
+    let own = std::env::current_exe().context("find this program")?;
+    let dir = own.parent().and_then(Path::parent).context("find the programs' directory")?;
+    planner(Some(dir))
+}
+
 /// Draws a seed.
 #[must_use]
 pub fn fresh_seed() -> u64 {

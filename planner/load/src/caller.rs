@@ -1,5 +1,6 @@
 //! Asks planners for migrations, as people and programs do, until one of them says yes.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use tokio::sync::Mutex;
 use tonic::Code;
 use tonic::transport::Endpoint;
 use vmferry_proto::v1::planner_client::PlannerClient;
-use vmferry_proto::v1::{CancelMigrationRequest, MigrateVmRequest};
+use vmferry_proto::v1::{CancelMigrationRequest, ErrorDetail, MigrateVmRequest};
 
 use crate::dice::Dice;
 use crate::fleet::fresh_request;
@@ -51,6 +52,8 @@ pub struct Asked {
     pub refused: AtomicU64,
     /// Cancels asked for.
     pub cancels: AtomicU64,
+    /// Refusals, by code.
+    pub reasons: Mutex<BTreeMap<String, u64>>,
 }
 
 /// A planner's no.
@@ -105,16 +108,11 @@ impl Caller {
     }
 
     async fn ask_until_accepted(&self, vm: &str, hosts: &[String]) -> Result<String> {
-        let mut target = {
-            let mut dice = self.dice.lock().await;
-            let named = dice.chance(250).then(|| hosts.get(dice.index(hosts.len())).cloned());
-            named.flatten().unwrap_or_default()
-        };
-        let mut request = fresh_request();
+        let mut asked = self.draw(vm, hosts).await;
         let mut refusals = 0;
         let id = loop {
             let Some(door) = self.door().await else { bail!("there is no planner to ask") };
-            match self.ask(door, vm, &target, &request).await {
+            match self.ask(door, &asked).await {
                 Ok(id) => break id,
                 Err(No::Away) => {
                     self.asked.unanswered.fetch_add(1, Ordering::Relaxed);
@@ -124,8 +122,8 @@ impl Caller {
                     *self.last_refusal.lock().await = format!("{vm}: {why}");
                     refusals += 1;
                     if refusals == INSIST {
-                        target.clear();
-                        request = fresh_request();
+                        asked.target_host.clear();
+                        asked.request_id = fresh_request();
                     }
                 }
             }
@@ -139,10 +137,10 @@ impl Caller {
         };
         if again
             && let Some(door) = self.door().await
-            && let Ok(other) = self.ask(door, vm, &target, &request).await
+            && let Ok(other) = self.ask(door, &asked).await
             && other != id
         {
-            bail!("request {request} led to migration {id} and to {other}");
+            bail!("request {} led to migration {id} and to {other}", asked.request_id);
         }
         if cancel {
             self.cancel(&id).await;
@@ -150,15 +148,38 @@ impl Caller {
         Ok(id)
     }
 
-    async fn ask(&self, door: Door, vm: &str, target: &str, request: &str) -> Result<String, No> {
-        let asked = MigrateVmRequest {
-            vm_name: vm.to_owned(),
-            target_host: target.to_owned(),
-            request_id: request.to_owned(),
-            ..MigrateVmRequest::default()
+    /// Draws what is asked for: mostly live, to wherever there is room.
+    async fn draw(&self, vm: &str, hosts: &[String]) -> MigrateVmRequest {
+        let mut dice = self.dice.lock().await;
+        let named = dice.chance(250).then(|| hosts.get(dice.index(hosts.len())).cloned());
+        let (method, downgrade) = match dice.below(10) {
+            0 => ("snapshot", ""),
+            1..=4 => ("", "snapshot"),
+            _ => ("", ""),
         };
+        MigrateVmRequest {
+            vm_name: vm.to_owned(),
+            target_host: named.flatten().unwrap_or_default(),
+            method: method.to_owned(),
+            downgrade: downgrade.to_owned(),
+            request_id: fresh_request(),
+            ..MigrateVmRequest::default()
+        }
+    }
+
+    async fn ask(&self, door: Door, asked: &MigrateVmRequest) -> Result<String, No> {
         let by_rest = self.dice.lock().await.chance(500);
-        if by_rest { ask_by_rest(door.rest, &asked).await } else { ask_by_grpc(door, asked).await }
+        let told = if by_rest {
+            ask_by_rest(door.rest, asked).await
+        } else {
+            ask_by_grpc(door, asked.clone()).await
+        };
+        if let Err(No::Refused(why)) = &told {
+            // The code comes first, in either form.
+            let code: String = why.chars().take_while(|of| *of != ':').collect();
+            *self.asked.reasons.lock().await.entry(code).or_default() += 1;
+        }
+        told
     }
 
     /// Asks to take a migration back at some time; it may well be too late.
@@ -201,7 +222,9 @@ async fn ask_by_grpc(door: Door, asked: MigrateVmRequest) -> Result<String, No> 
             | Code::Internal
             | Code::DataLoss
             | Code::Unauthenticated => {
-                Err(No::Refused(format!("{:?}: {}", status.code(), status.message())))
+                let detail = <ErrorDetail as prost::Message>::decode(status.details());
+                let code = detail.map(|detail| detail.code).unwrap_or_default();
+                Err(No::Refused(format!("{code}: {:?} {}", status.code(), status.message())))
             }
         },
     }
@@ -213,7 +236,10 @@ async fn ask_by_rest(address: SocketAddr, asked: &MigrateVmRequest) -> Result<St
     let (status, told) = answer.map_err(|_| No::Away)?;
     match told.get("id").and_then(Value::as_str) {
         Some(id) if status < 300 => Ok(id.to_owned()),
-        Some(_) | None => Err(No::Refused(format!("{status}: {told}"))),
+        Some(_) | None => {
+            let code = told.get("code").and_then(Value::as_str).unwrap_or("none");
+            Err(No::Refused(format!("{code}: {status} {told}")))
+        }
     }
 }
 

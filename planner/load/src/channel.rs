@@ -144,7 +144,7 @@ impl State {
             }
         }
         if done {
-            self.stop_vcpus(&channel.source, Run::FinishMigrate);
+            self.stand_still(&channel.source);
             self.note_source(channel, "stands at pre-switchover");
         }
         Next::Soon
@@ -197,11 +197,8 @@ impl State {
         }
         qemu.transfer = Transfer::Failed;
         error.clone_into(&mut qemu.error);
-        let stood = qemu.run == Run::FinishMigrate;
         self.note_source(channel, error);
-        if stood {
-            self.run_vcpus(&channel.source, "went on by itself");
-        }
+        self.go_back(&channel.source, "went on by itself");
         self.ring_source(channel);
         Next::Never
     }
@@ -219,6 +216,28 @@ impl State {
         Next::Never
     }
 
+    /// The guest is stopped for the switchover, unless it stands still already.
+    fn stand_still(&mut self, place: &Place) {
+        let runs = self.qemu(place).is_some_and(|qemu| qemu.run == Run::Running);
+        if runs {
+            self.stop_vcpus(place, Run::FinishMigrate);
+        } else if let Some(qemu) = self.qemu_mut(place) {
+            qemu.run = Run::FinishMigrate;
+        }
+    }
+
+    /// A guest that was stopped for the switchover goes on; one that stood still before stays so.
+    fn go_back(&mut self, place: &Place, why: &str) {
+        let Some(qemu) = self.qemu_mut(place).filter(|qemu| qemu.run == Run::FinishMigrate) else {
+            return;
+        };
+        if qemu.began_in == Run::Running {
+            self.run_vcpus(place, why);
+        } else {
+            qemu.run = Run::Paused;
+        }
+    }
+
     /// `migrate_cancel`; the guest goes on if it stood.
     pub(crate) fn call_back(&mut self, place: &Place) {
         let Some(qemu) = self.qemu_mut(place) else { return };
@@ -226,10 +245,8 @@ impl State {
             return;
         }
         qemu.transfer = Transfer::Cancelled;
-        let (stood, vm) = (qemu.run == Run::FinishMigrate, qemu.vm);
-        if stood {
-            self.run_vcpus(place, "called back");
-        }
+        let vm = qemu.vm;
+        self.go_back(place, "called back");
         self.ring(&place.0, vm);
     }
 

@@ -115,7 +115,7 @@ async fn logs(database: &Database) -> Result<Vec<String>> {
     let entries = database
         .rows(
             "SELECT migration_id, CAST(seq AS TEXT), event, phase, body FROM migration_log \
-             ORDER BY migration_id, seq",
+             ORDER BY migration_log.migration_id, migration_log.seq",
         )
         .await?;
     let mut logs: BTreeMap<&str, Vec<&[String]>> = BTreeMap::new();

@@ -124,6 +124,18 @@ impl Disturbance {
         planners.get(which).context("there is no such planner")?.thaw()
     }
 
+    /// Ends all planners.
+    ///
+    /// # Errors
+    ///
+    /// Fails if one of them has ended by itself.
+    pub async fn end(&self) -> Result<()> {
+        for planner in self.planners.lock().await.iter_mut() {
+            planner.kill().await?;
+        }
+        Ok(())
+    }
+
     /// Returns what planners logged that no planner should.
     pub async fn panics(&self) -> Vec<String> {
         let planners = self.planners.lock().await;

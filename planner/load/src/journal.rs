@@ -4,6 +4,8 @@ use vmferry_agent_core::fence::FenceState;
 use vmferry_proto::v1::GoneProof;
 use vmferry_types::{Generation, MigrationId, Role};
 
+use crate::qemu::Run;
+
 /// What is written down of one VM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
@@ -22,6 +24,8 @@ pub(crate) enum Part {
     Running {
         process: Process,
         outgoing: Option<Outgoing>,
+        /// Which migration stopped the guest on purpose.
+        held: Option<MigrationId>,
     },
     Receiver {
         process: Process,
@@ -72,9 +76,14 @@ pub(crate) struct Ended {
 }
 
 impl Record {
-    pub(crate) const fn role(&self) -> Role {
+    /// A guest that was stopped for its move or handed over is held here, unless QEMU let it go on by
+    /// itself.
+    pub(crate) fn role(&self, run: Option<Run>) -> Role {
+        let handed = self.sent().is_some_and(|sent| sent.order == Order::Handed);
+        let held = (handed || self.held().is_some()) && run != Some(Run::Running);
         match self.part {
             Part::Absent => Role::Absent,
+            Part::Running { .. } if held => Role::Held,
             Part::Running { .. } => Role::Running,
             Part::Receiver { .. } => Role::Receiver,
         }
@@ -108,6 +117,33 @@ impl Record {
         match &self.part {
             Part::Running { outgoing, .. } => outgoing.as_ref(),
             Part::Absent | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Returns the migration that holds the guest.
+    pub(crate) const fn held(&self) -> Option<MigrationId> {
+        match &self.part {
+            Part::Running { held, .. } => *held,
+            Part::Absent | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Says whether the guest is sent or held for a move, and nothing was decided about its end.
+    pub(crate) fn is_open(&self) -> bool {
+        let held = self.held().is_some() && self.held() == self.fence.migration;
+        self.outgoing().map_or(held, |sent| sent.order == Order::Open)
+    }
+
+    /// Notes that an unordered transfer is given up, even if it never began: it must not begin later.
+    pub(crate) fn give_up(&mut self, cause: String) {
+        let Some(migration) = self.fence.migration else { return };
+        if let Some(sent) = self.outgoing_mut() {
+            if sent.order == Order::Open {
+                sent.order = Order::GaveUp(cause);
+            }
+        } else if let Part::Running { outgoing, .. } = &mut self.part {
+            let order = Order::GaveUp(cause);
+            *outgoing = Some(Outgoing { migration, order, timeout_ms: 0, stall_ms: 0 });
         }
     }
 

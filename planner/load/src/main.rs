@@ -12,7 +12,7 @@ use vmferry_load::console::{complain, say};
 use vmferry_load::database::Kind;
 use vmferry_load::disturbance::Disturb;
 use vmferry_load::fleet::{Shape, Weather};
-use vmferry_load::trial::{self, Plan};
+use vmferry_load::trial::{self, Afterwards, Plan};
 
 /// Real planners against simulated hosts, disturbed
 #[derive(Debug, Parser)]
@@ -70,6 +70,9 @@ struct Arguments {
     /// Where the planners' logs are kept if it fails
     #[arg(long, default_value = "target/load-logs")]
     logs: PathBuf,
+    /// Keep the database and the planners' logs for a look
+    #[arg(long)]
+    keep: bool,
     /// Print the summary as one JSON object in the last line
     #[arg(long)]
     json: bool,
@@ -160,5 +163,6 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         bound: Duration::from_secs(arguments.bound_s),
         seed: arguments.seed.unwrap_or_else(binaries::fresh_seed),
         logs: arguments.logs.clone(),
+        afterwards: if arguments.keep { Afterwards::Keep } else { Afterwards::Remove },
     })
 }

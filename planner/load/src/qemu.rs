@@ -78,6 +78,8 @@ pub(crate) struct Qemu {
     pub(crate) transfer: Transfer,
     /// How many times it was told to send: tells one attempt from the next.
     pub(crate) attempt: u32,
+    /// The run state that the transfer began in, and that a guest called back returns to.
+    pub(crate) began_in: Run,
     pub(crate) error: String,
     pub(crate) bytes: u64,
     /// Which past of the guest it holds; zero is none.
@@ -99,6 +101,7 @@ impl Qemu {
             run: Run::InMigrate,
             transfer: Transfer::Setup,
             attempt: 1,
+            began_in: Run::Running,
             error: String::new(),
             bytes: 0,
             image: 0,
@@ -113,14 +116,18 @@ impl Qemu {
         if self.transfer.busy() {
             return Err("There's a migration process in progress");
         }
-        if self.run != Run::Running {
-            return Err("Guest is not running");
+        match self.run {
+            Run::Running => (self.stopped_at_us, self.resumed_at_us) = (0, 0),
+            Run::Paused => {}
+            Run::InMigrate | Run::FinishMigrate | Run::PostMigrate => {
+                return Err("Guest cannot be sent as it is");
+            }
         }
+        self.began_in = self.run;
         self.transfer = Transfer::Setup;
         self.attempt += 1;
         self.bytes = 0;
         self.error.clear();
-        (self.stopped_at_us, self.resumed_at_us) = (0, 0);
         Ok(())
     }
 

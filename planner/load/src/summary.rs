@@ -33,8 +33,10 @@ pub struct Summary {
     pub stillness: Stillness,
     /// What the agents counted.
     pub counts: Counts,
-    /// Calls that were refused, or that nobody answered, and asked again.
-    pub asked_again: u64,
+    /// Calls that were refused or that nobody answered, and asked again, by the planner's code.
+    pub asked_again: BTreeMap<String, u64>,
+    /// Moves that went on with a guest held still after the live one was refused.
+    pub downgraded: u64,
     seed: u64,
     store: Kind,
 }
@@ -71,6 +73,11 @@ impl Summary {
         let mut moves_us: Vec<u64> =
             spans.iter().filter_map(|row| row.first()?.parse().ok()).collect();
         moves_us.sort_unstable();
+        let mut again = caller.asked.reasons.lock().await.clone();
+        again.insert("unanswered".to_owned(), caller.asked.unanswered.load(Ordering::Relaxed));
+        let downgraded = database
+            .rows("SELECT id FROM migrations WHERE record LIKE '%\"downgraded\":{%'")
+            .await?;
         Ok(Self {
             ends: counted,
             failures,
@@ -80,8 +87,8 @@ impl Summary {
             moves_us,
             stillness: fleet.stillness(),
             counts: fleet.counts(),
-            asked_again: caller.asked.refused.load(Ordering::Relaxed)
-                + caller.asked.unanswered.load(Ordering::Relaxed),
+            asked_again: again,
+            downgraded: u64::try_from(downgraded.len()).unwrap_or(u64::MAX),
             seed: plan.seed,
             store: plan.store,
         })
@@ -103,13 +110,16 @@ impl Summary {
     #[must_use]
     pub fn told(&self) -> String {
         let ends: Vec<String> = self.ends.iter().map(|(how, n)| format!("{n} {how}")).collect();
+        let again: Vec<String> =
+            self.asked_again.iter().map(|(code, n)| format!("{n} {code}")).collect();
         let refusals: Vec<String> =
             self.counts.refusals.iter().map(|(code, n)| format!("{n} {code}")).collect();
         format!(
             "load: {} migrations in {:.1} s: {}\n\
              load: {} kills, {} freezes, {} take-overs, {} claims, {} replays; agents refused {}\n\
              load: one move takes {:.0} ms (p50), {:.0} ms (p99); a guest stands still {:.0} ms (p50), {:.0} ms (p99), {:.0} ms (longest)\n\
-             load: {} requests or answers lost, late or doubled, {} transfers broken, {} calls asked again\n\
+             load: {} requests or answers lost, late or doubled, {} transfers broken, {} moves downgraded\n\
+             load: asked again: {}\n\
              load: {}",
             self.migrations(),
             self.took.as_secs_f64(),
@@ -127,7 +137,8 @@ impl Summary {
             millis(self.stillness.max_us),
             self.counts.mishaps,
             self.counts.breaks,
-            self.asked_again,
+            self.downgraded,
+            again.join(", "),
             if self.failures.is_empty() { "all is well" } else { "FAILED" },
         )
     }
@@ -156,6 +167,7 @@ impl Summary {
             "reports": self.counts.reports,
             "mishaps": self.counts.mishaps,
             "broken_transfers": self.counts.breaks,
+            "downgraded": self.downgraded,
             "asked_again": self.asked_again,
             "failures": self.failures,
         })

@@ -62,6 +62,17 @@ pub struct Plan {
     pub seed: u64,
     /// Where the planners' logs are kept if it fails.
     pub logs: PathBuf,
+    /// What becomes of the store and of the logs of a trial that went well.
+    pub afterwards: Afterwards,
+}
+
+/// What becomes of what a trial has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Afterwards {
+    /// It is removed.
+    Remove,
+    /// It is kept for a look.
+    Keep,
 }
 
 /// All that a trial is made of.
@@ -88,7 +99,7 @@ pub async fn run(plan: &Plan) -> Result<Summary> {
     let outcome = in_place(plan, &fleet, database, subnet, dir.path()).await;
     fleet.finish().await;
     let failed = outcome.as_ref().map_or(true, |summary| !summary.failures.is_empty());
-    if failed {
+    if failed || plan.afterwards == Afterwards::Keep {
         keep_logs(dir.path(), &plan.logs);
     }
     outcome
@@ -135,7 +146,12 @@ async fn in_place(
         began: Instant::now(),
     };
     let summary = trial.carry_out().await;
-    trial.database.remove().await?;
+    // They would go on asking a store that is not there.
+    trial.disturbance.end().await?;
+    match plan.afterwards {
+        Afterwards::Remove => trial.database.remove().await?,
+        Afterwards::Keep => say(&format!("load: the store is kept: {}", trial.database.url())),
+    }
     summary
 }
 

@@ -92,7 +92,7 @@ impl Agent {
         self.write(vm, |record| {
             if let Part::Receiver { process, .. } = &record.part {
                 let process = process.clone();
-                record.part = Part::Running { process, outgoing: None };
+                record.part = Part::Running { process, outgoing: None, held: None };
             }
         });
         Ok(v1::ExecuteReply::default())

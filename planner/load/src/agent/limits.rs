@@ -5,7 +5,6 @@ use std::time::Duration;
 use vmferry_types::VmId;
 
 use super::Agent;
-use crate::journal::Order;
 use crate::qemu::Transfer;
 
 /// How often limits are looked at.
@@ -23,9 +22,7 @@ impl Agent {
             tick.tick().await;
             let due: Vec<VmId> = self.fleet.with(|state| {
                 let Some(host) = state.hosts.get(&self.host) else { return Vec::new() };
-                let open = host.records.iter().filter(|(_, record)| {
-                    record.outgoing().is_some_and(|sent| sent.order == Order::Open)
-                });
+                let open = host.records.iter().filter(|(_, record)| record.is_open());
                 open.map(|(vm, _)| *vm).collect()
             });
             for vm in due {
@@ -39,7 +36,11 @@ impl Agent {
     /// Says why a transfer is to be called back, if it is.
     fn overdue(&self, vm: VmId) -> Option<String> {
         let record = self.record(vm);
-        let sent = record.outgoing().filter(|sent| sent.order == Order::Open)?;
+        if !record.is_open() {
+            return None;
+        }
+        let held = record.held().is_some();
+        let limits = record.outgoing().map_or((0, 0), |sent| (sent.stall_ms, sent.timeout_ms));
         let place = (self.host.clone(), record.process()?.pid);
         let or = |value: u64, default: u64| if value == 0 { default } else { value } * 1000;
         self.fleet.with(|state| {
@@ -49,24 +50,26 @@ impl Agent {
             if bytes > sight.bytes {
                 (sight.bytes, sight.progressed_us) = (bytes, now);
             }
-            match transfer {
-                Transfer::PreSwitchover => {
-                    let since = *sight.still_since_us.get_or_insert(now);
-                    let quiet = now.saturating_sub(since.max(sight.heard_us));
-                    (quiet >= or(record.hold_limit_ms, HOLD_MS))
-                        .then(|| "the guest stood still and no driver was heard".to_owned())
+            if held || transfer == Transfer::PreSwitchover {
+                let since = *sight.still_since_us.get_or_insert(now);
+                let quiet = now.saturating_sub(since.max(sight.heard_us));
+                if quiet >= or(record.hold_limit_ms, HOLD_MS) {
+                    return Some("the guest stood still and no driver was heard".to_owned());
                 }
+            }
+            match transfer {
                 Transfer::Setup | Transfer::Active => {
                     let stalled = now.saturating_sub(sight.progressed_us);
                     let taken = now.saturating_sub(sight.began_us);
-                    if stalled >= or(sent.stall_ms, STALL_MS) {
+                    if stalled >= or(limits.0, STALL_MS) {
                         Some("no byte crossed".to_owned())
                     } else {
-                        (taken >= or(sent.timeout_ms, TIMEOUT_MS))
+                        (taken >= or(limits.1, TIMEOUT_MS))
                             .then(|| "the switchover was not reached in time".to_owned())
                     }
                 }
                 Transfer::None
+                | Transfer::PreSwitchover
                 | Transfer::Device
                 | Transfer::Completed
                 | Transfer::Cancelled
@@ -81,8 +84,9 @@ impl Agent {
         let Some(cause) = self.overdue(vm) else { return };
         let Ok(place) = self.running(vm) else { return };
         self.fleet.with(|state| state.note(vm, || format!("{}: gives up: {cause}", self.host)));
-        self.decided(vm, &Order::GaveUp(cause));
+        self.write(vm, |record| record.give_up(cause));
         self.moment().await;
         self.fleet.with(|state| state.call_back(&place));
+        self.let_go(vm, &place).await;
     }
 }

@@ -65,11 +65,13 @@ impl State {
             ..v1::VmObservation::default()
         };
         let Some(record) = there.records.get(&vm) else { return seen };
-        fill_record(&mut seen, record);
         let qemu = record.process().and_then(|process| there.qemus.get(&process.pid));
+        fill_record(&mut seen, record);
+        record.role(qemu.map(|qemu| qemu.run)).label().clone_into(&mut seen.role);
         if let Some(qemu) = qemu {
             fill_qemu(&mut seen, record, qemu);
-            let stands = record.outgoing().is_some() && qemu.run != Run::Running;
+            let moves = record.outgoing().is_some() || record.held().is_some();
+            let stands = moves && qemu.run != Run::Running;
             if stands && qemu.stopped_at_us != 0 {
                 seen.still_ms = now.saturating_sub(qemu.stopped_at_us) / 1000;
             }
@@ -80,12 +82,14 @@ impl State {
 }
 
 fn fill_record(seen: &mut v1::VmObservation, record: &Record) {
-    record.role().label().clone_into(&mut seen.role);
     seen.generation = record.fence.generation.value();
     seen.claim = record.fence.claim.value();
     seen.step = record.fence.step.value();
     seen.migration_id = record.fence.migration.map(|id| id.to_string()).unwrap_or_default();
     seen.ever_continued = record.continued() == Cont::Ordered;
+    if record.held().is_some() {
+        seen.switched_off.push("vcpus".to_owned());
+    }
     // An order that is not settled is told to whoever commands now.
     let unsettled = || record.sent().filter(|sent| sent.order == Order::Handed);
     match record.outgoing().or_else(unsettled).map(|sent| &sent.order) {

@@ -66,7 +66,7 @@ impl Agent {
         Some(v1::VmReport {
             vm_id: vm.to_string(),
             vm_name: guest.name.clone(),
-            role: record.role().label().to_owned(),
+            role: record.role(qemu.map(|qemu| qemu.run)).label().to_owned(),
             generation: record.fence.generation.value(),
             claim: record.fence.claim.value(),
             knowledge: v1::Knowledge::Known.into(),

@@ -117,14 +117,15 @@ impl Agent {
     pub(super) async fn cancel(&self, vm: VmId, cause: &str) -> Answer<v1::ExecuteReply> {
         let place = self.running(vm)?;
         match self.record(vm).outgoing().map(|sent| &sent.order) {
-            None | Some(Order::GaveUp(_)) => {}
+            None | Some(Order::Open | Order::GaveUp(_)) => {}
             Some(Order::Handed | Order::TakenBack(_)) => {
                 return Err(Refusal::wrong_state("the switchover was ordered"));
             }
-            Some(Order::Open) => self.decided(vm, &Order::GaveUp(cause.to_owned())),
         }
+        self.write(vm, |record| record.give_up(cause.to_owned()));
         self.moment().await;
         self.fleet.with(|state| state.call_back(&place));
+        self.let_go(vm, &place).await;
         self.wait_for_run(&place).await
     }
 
@@ -172,6 +173,7 @@ impl Agent {
                 state.run_vcpus(&place, "resumed by command");
             }
         });
+        self.let_go(vm, &place).await;
         self.wait_for_run(&place).await
     }
 

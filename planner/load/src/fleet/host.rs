@@ -66,7 +66,7 @@ impl Host {
         let begun = MigrationId::from_u128(1);
         record.fence.claim(begun, Generation::FIRST, Claim::FIRST);
         let process = Process { pid, generation: Generation::FIRST, admission: Some(begun) };
-        record.part = Part::Running { process, outgoing: None };
+        record.part = Part::Running { process, outgoing: None, held: None };
         self.records.insert(vm, record);
         pid
     }
