@@ -4,8 +4,8 @@
 //! agents say into its events, [`stuck`] names what an unfinished one waits for and [`progress`] how
 //! far it is. [`placement`] says where a VM should go by the figures of [`capacity`] over a
 //! [`fleet`], and [`maintenance`] where all VMs of one host would go. [`lifecycle`] says what
-//! becomes of a host meanwhile: cordons, maintenance jobs, drains and retirements. [`doctor`] holds
-//! what every host says against the store.
+//! becomes of a host meanwhile: cordons, maintenance jobs, drains and retirements, and [`queue`] who
+//! waits for what. [`doctor`] holds what every host says against the store.
 //!
 //! With the feature `serde`, everything a store keeps can be serialised: ids as text, counters and
 //! quantities as numbers, enums by their snake-case names.
@@ -25,4 +25,5 @@ pub mod placement;
 pub mod progress;
 #[cfg(feature = "serde")]
 mod record;
+pub mod queue;
 pub mod stuck;
