@@ -185,6 +185,14 @@ fn what_is_no_json_or_more_than_one_value_is_refused() {
 }
 
 #[test]
+fn the_example_is_a_plan_that_can_be_carried_out() {
+    let answer = answer(include_bytes!("../../plan.example.json")).unwrap();
+    assert!(answer.is_planned());
+    assert_eq!(answer.assignments[0].name.as_deref(), Some("the web server"));
+    assert_eq!(answer.assignments[0].candidates, 1);
+}
+
+#[test]
 fn a_plan_is_explained_with_its_figures() {
     let text = serde_json::to_vec(&case("C12")).unwrap();
     expect![[r#"
