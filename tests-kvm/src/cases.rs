@@ -17,6 +17,7 @@ pub mod cancel;
 pub mod crash;
 pub mod death;
 pub mod fence;
+pub mod held;
 pub mod hold;
 pub mod hostile;
 pub mod memory;
@@ -136,6 +137,7 @@ pub fn all() -> Vec<Case> {
         asked::cases(),
         fence::cases(),
         hold::cases(),
+        held::cases(),
         partition::cases(),
         surface::cases(),
         hostile::cases(),

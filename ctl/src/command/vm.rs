@@ -95,6 +95,13 @@ pub(crate) struct MigrateArgs {
 /// What one migration does other than the planner's policy says.
 #[derive(Debug, Args)]
 struct PolicyArgs {
+    /// How the guest is carried: precopy while it runs, or snapshot, held still meanwhile
+    #[arg(long, value_enum)]
+    method: Option<Method>,
+    /// What may be done if it cannot be moved while it runs: nothing, or hold it still instead
+    /// [default: the planner's]
+    #[arg(long, value_enum)]
+    downgrade: Option<Downgrade>,
     /// Send at most this many megabits per second (100 is 12 500 000 bytes per second)
     #[arg(long, value_name = "MBIT/S", default_value_t = 0, hide_default_value = true)]
     bandwidth: u64,
@@ -113,6 +120,42 @@ struct PolicyArgs {
     /// How long it may wait for room
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     queue_deadline: Option<Duration>,
+}
+
+/// How a guest is carried.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Method {
+    /// Its memory crosses while it runs
+    Precopy,
+    /// It stands still while its memory crosses
+    Snapshot,
+}
+
+impl Method {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Precopy => "precopy",
+            Self::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// What may be done if a live move is refused.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Downgrade {
+    /// Nothing: it stays where it is
+    Never,
+    /// Hold it still while its memory crosses
+    Snapshot,
+}
+
+impl Downgrade {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Snapshot => "snapshot",
+        }
+    }
 }
 
 /// What makes a repeated command the same request.
@@ -251,6 +294,8 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
     let request = MigrateVmRequest {
         vm_name: args.vm.clone(),
         target_host: args.to.clone(),
+        method: policy.method.map_or("", Method::label).to_owned(),
+        downgrade: policy.downgrade.map_or("", Downgrade::label).to_owned(),
         bandwidth_mbps: policy.bandwidth,
         request_id: args.request.id(),
         downtime_limit_ms: limit(policy.downtime_limit),

@@ -120,6 +120,8 @@ fn head(migration: &Migration) -> String {
         ("from", migration.source_host.clone()),
         ("to", migration.target_host.clone()),
         ("method", format!("{} {}", migration.migration_type, migration.method)),
+        ("instead of", migration.downgraded_from.clone()),
+        ("  since", migration.downgrade_cause.clone()),
         ("state", migration.state.clone()),
         ("phase", migration.phase.clone()),
         ("switchover", ordered.to_owned()),

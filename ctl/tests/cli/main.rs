@@ -122,6 +122,29 @@ async fn a_wait_that_is_over_ends_with_4_and_says_what_holds_the_work() {
 }
 
 #[tokio::test]
+async fn a_move_may_be_asked_to_hold_its_guest_still() {
+    let answers = || Answers {
+        states: vec![Migration {
+            method: "snapshot".into(),
+            downgraded_from: "precopy".into(),
+            downgrade_cause: "the transfer did not reach the switchover".into(),
+            ..migration("done", "completed")
+        }],
+        ..Answers::default()
+    };
+    let args = ["vm", "migrate", "web1", "--method", "snapshot", "--downgrade", "never"];
+    let (_, planner) = run(answers(), &args).await;
+    let asked = planner.asked().migrated[0].clone();
+    assert_eq!((asked.method.as_str(), asked.downgrade.as_str()), ("snapshot", "never"));
+    let (_, planner) = run(answers(), &["vm", "migrate", "web1"]).await;
+    let asked = planner.asked().migrated[0].clone();
+    assert_eq!((asked.method.as_str(), asked.downgrade.as_str()), ("", ""));
+    let (shown, _) = run(answers(), &["migration", "show", "m-1"]).await;
+    assert!(shown.stdout.contains("instead of") && shown.stdout.contains("precopy"));
+    assert!(shown.stdout.contains("did not reach the switchover"), "{}", shown.stdout);
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_is_followed_on() {
     let answers = Answers {
         states: vec![migration("admitted", "syncing"), migration("done", "completed")],

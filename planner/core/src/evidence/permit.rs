@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::evidence::{Continued, Knowledge, RunState, Seen, Sides, TransferState};
+use vmferry_types::PhaseLabel;
+
+use crate::evidence::{Continued, Held, Knowledge, RunState, Seen, Sides, TransferState};
 use crate::migration::{Back, Effect, Migration, Phase, Side};
 
 /// Says why an effect has to wait.
@@ -29,6 +31,8 @@ pub enum Withheld {
     SourceRuns,
     /// The destination has not said that it has everything.
     DestinationIncomplete,
+    /// The source's guest is to stand still while its memory crosses, and is not held.
+    NotHeld,
 }
 
 impl fmt::Display for Withheld {
@@ -46,6 +50,7 @@ impl fmt::Display for Withheld {
             Self::DestinationIncomplete => {
                 f.write_str("the destination's word that it has everything")
             }
+            Self::NotHeld => f.write_str("the source's word that its guest is held"),
         }
     }
 }
@@ -80,6 +85,10 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
             }
             let destination = answered(&sides.destination, Side::Destination)?;
             if complete(&destination) { Ok(()) } else { Err(Withheld::DestinationIncomplete) }
+        }
+        // What is sent of a guest that was to stand still is sent only while it does.
+        Effect::StartTransfer { .. } if migration.label() == PhaseLabel::Captured => {
+            if seen.held == Held::Yes { Ok(()) } else { Err(Withheld::NotHeld) }
         }
         Effect::DestroyReceiver { .. } => match &migration.phase {
             Phase::RollingBack { back: Back::Undoing, .. } => {

@@ -219,7 +219,7 @@ impl Reading<'_> {
     fn stood(self) -> Stood {
         let ran = self
             .speaking(self.source())
-            .is_some_and(|seen| seen.stopped_at_us == 0 && seen.resumed_at_us == 0);
+            .is_some_and(|seen| seen.stopped_at_us == 0);
         if ran { Stood::No } else { Stood::Yes }
     }
 

@@ -457,3 +457,142 @@ proptest! {
         }
     }
 }
+
+/// A held source whose memory crosses.
+fn crossing() -> Seen {
+    Seen { transfer: TransferState::Active, ..rows::source_held() }
+}
+
+#[test]
+fn a_guest_is_captured_only_when_it_stands_still_by_the_journal() {
+    let row = rows::holding();
+    let check = |source: Seen| label(&row, &sides(source, rows::destination_seen()), SOON);
+    let held = rows::source_held();
+    assert_eq!(check(held.clone()), "source_held");
+    // Stopped by somebody else, or not stopped yet, or given up.
+    assert_eq!(check(Seen { held: Held::No, ..held.clone() }), "-");
+    assert_eq!(check(Seen { run_state: RunState::Running, ..held.clone() }), "-");
+    assert_eq!(check(Seen { gave_up: Some("unheard".into()), ..held.clone() }), "-");
+    assert_eq!(check(Seen { resumed_at_us: 9, ..held }), "-");
+}
+
+#[test]
+fn what_the_source_says_of_the_live_attempt_is_not_taken_for_the_held_one() {
+    let before = Seen {
+        transfer: TransferState::Failed,
+        transfer_error: "broken pipe".into(),
+        gave_up: Some("no byte crossed".into()),
+        ..rows::source_seen()
+    };
+    let both = sides(before, rows::destination_seen());
+    assert_eq!(label(&rows::arming_again(), &both, SOON), "-");
+    assert_eq!(label(&rows::holding(), &both, SOON), "-");
+}
+
+#[test]
+fn a_held_guest_that_runs_turns_its_move_back() {
+    let runs = Seen { run_state: RunState::Running, ..crossing() };
+    let ran = Seen { resumed_at_us: 9, ..crossing() };
+    for source in [runs, ran] {
+        for row in [rows::held(), rows::captured(Switchover::Withheld)] {
+            let both = sides(source.clone(), rows::destination_seen());
+            assert_eq!(label(&row, &both, SOON), "source_runs_again");
+        }
+    }
+    let both = sides(crossing(), rows::destination_seen());
+    assert_eq!(label(&rows::held(), &both, SOON), "-");
+}
+
+#[test]
+fn a_held_guest_goes_from_its_capture_to_the_order_like_any_other() {
+    let standing = Seen {
+        transfer: TransferState::PreSwitchover,
+        run_state: RunState::FinishMigrate,
+        ..crossing()
+    };
+    let both = sides(standing, rows::destination_seen());
+    assert_eq!(label(&rows::held(), &both, SOON), "source_stopped");
+}
+
+#[test]
+fn a_guest_is_back_only_when_it_is_not_held_any_more() {
+    let cancelled = Seen {
+        transfer: TransferState::Cancelled,
+        run_state: RunState::Running,
+        held: Held::Yes,
+        ..rows::source_seen()
+    };
+    for (row, handed) in [
+        (rows::rolling_back(Back::Cancelling), Handed::No),
+        (rows::rolling_back(Back::Resuming { gone: rows::gone("b") }), Handed::No),
+        (rows::recalling(), Handed::No),
+    ] {
+        let source = Seen { handed, ..cancelled.clone() };
+        let check = |source: Seen| label(&row, &sides(source, rows::destination_seen()), SOON);
+        assert_eq!(check(source.clone()), "-");
+        assert_eq!(check(Seen { held: Held::No, ..source }), "source_continued");
+    }
+}
+
+#[test]
+fn a_held_source_is_released_only_when_its_journal_says_so() {
+    let row = rows::attached(Guest::Present);
+    let dead = rows::dead(Seen { role: Role::Held, ..rows::source_sent() });
+    let both = sides(dead.clone(), rows::destination_full());
+    assert_eq!(label(&row, &both, SOON), "-");
+    let both = sides(Seen { role: Role::Absent, ..dead }, rows::destination_full());
+    assert_eq!(label(&row, &both, SOON), "source_released");
+}
+
+#[test]
+fn the_receiver_of_the_attempt_before_is_not_taken_for_this_one() {
+    let old = Seen { gone: Some(rows::gone_before()), ..rows::dead(rows::destination_seen()) };
+    for row in [rows::holding(), rows::held()] {
+        let both = sides(rows::source_held(), old.clone());
+        assert_ne!(label(&row, &both, SOON), "receiver_gone");
+        let both = sides(rows::source_held(), rows::dead(rows::destination_seen()));
+        assert_eq!(label(&row, &both, SOON), "receiver_gone");
+    }
+    // Nor what it had, whatever it says.
+    let before = rows::gone_before();
+    let process = crate::migration::Process {
+        pid: before.pid,
+        start_time: before.start_time,
+        boot_id: before.boot_id,
+    };
+    let full = Seen { process: Some(process), ..rows::destination_full() };
+    let mut row = rows::held();
+    row.phase = rows::captured(Switchover::Ordered).phase;
+    let sent = rows::source_sent;
+    assert_eq!(label(&row, &sides(sent(), full), SOON), "-");
+    assert_eq!(label(&row, &sides(sent(), rows::destination_full()), SOON), "both_complete");
+}
+
+#[test]
+fn a_transfer_that_stood_still_is_told_from_one_that_did_not() {
+    use crate::migration::Stood;
+    let check = |stopped_at_us, resumed_at_us| {
+        let source = Seen {
+            gave_up: Some("no byte crossed".into()),
+            stopped_at_us,
+            resumed_at_us,
+            ..rows::source_seen()
+        };
+        match read(&rows::transferring(), &sides(source, rows::destination_seen()), SOON) {
+            Some(Event::SourceGaveUp { stood, .. }) => stood,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(check(0, 0), Stood::No);
+    // It was let run at its start: long before this attempt.
+    assert_eq!(check(0, 4), Stood::No);
+    assert_eq!(check(5, 6), Stood::Yes);
+}
+
+#[test]
+fn nothing_is_sent_for_a_held_move_unless_the_guest_is_held() {
+    let effect = Effect::StartTransfer { listener: rows::listener() };
+    let check = |source| permit(&rows::held(), &effect, &sides(source, rows::destination_seen()));
+    assert_eq!(check(rows::source_held()), Ok(()));
+    assert_eq!(check(rows::source_seen()), Err(Withheld::NotHeld));
+}

@@ -245,6 +245,109 @@ fn a_human_decides_what_nothing_proves() {
     assert_eq!(rows::failed(Cleanup::Source).apply(&keep), Err(Refusal::Stale));
 }
 
+#[test]
+fn a_refused_live_move_goes_on_held_in_its_row() {
+    let gave_up = |stood| Event::SourceGaveUp { error: "no byte crossed".into(), stood };
+    let row = Migration { terms: rows::lenient(), ..rows::transferring() };
+    let books = row.books();
+    let labels = |row: &Migration| (row.outstanding().map(|effect| effect.label()), row.method);
+    let row = row.apply(&gave_up(Stood::No)).unwrap();
+    assert_eq!(labels(&row), (Some("cancel_transfer"), Method::Precopy));
+    assert_eq!(
+        row.refused_live().map(|(from, cause)| (from, cause.label())),
+        Some((Method::Precopy, "gave_up"))
+    );
+    let row = row.apply(&Event::SourceContinued).unwrap();
+    assert_eq!(labels(&row), (Some("destroy_receiver"), Method::Precopy));
+    let gone = Event::ReceiverGone { proof: rows::gone_before(), ran: Ran::Never };
+    let row = row.apply(&gone).unwrap();
+    assert_eq!(labels(&row), (Some("arm_receiver"), Method::Snapshot));
+    assert_eq!(row.downgraded.as_ref().map(|of| &of.receiver), Some(&rows::gone_before()));
+    let row = row.apply(&Event::ReceiverArmed { listener: rows::listener() }).unwrap();
+    assert_eq!(labels(&row), (Some("hold_guest"), Method::Snapshot));
+    let row = row.apply(&Event::SourceHeld).unwrap();
+    assert_eq!(labels(&row), (Some("start_transfer"), Method::Snapshot));
+    assert_eq!(row.label(), PhaseLabel::Captured);
+    assert_eq!(row.books(), books, "what is reserved stays so all the way");
+    let row = row.apply(&Event::SourceStopped).unwrap();
+    assert_eq!(labels(&row), (Some("order_switchover"), Method::Snapshot));
+    // It is done once: a held move that is refused goes back.
+    let row = rows::held().apply(&gave_up(Stood::No)).unwrap();
+    assert_eq!(row.label(), PhaseLabel::RollingBack);
+}
+
+#[test]
+fn a_live_move_is_not_held_where_nobody_allowed_it_or_the_guest_was_touched() {
+    let failed = |stood| Event::TransferFailed { error: "broken pipe".into(), stood };
+    let strict = rows::transferring();
+    let lenient = Migration { terms: rows::lenient(), ..rows::transferring() };
+    assert_eq!(strict.apply(&failed(Stood::No)).unwrap().label(), PhaseLabel::RollingBack);
+    assert_eq!(lenient.apply(&failed(Stood::Yes)).unwrap().label(), PhaseLabel::RollingBack);
+    // A blocker of QEMU's would stop the held one as well.
+    let refused = Event::Refused { blockers: vec![] };
+    assert_eq!(lenient.apply(&refused).unwrap().label(), PhaseLabel::RollingBack);
+    let lost = Event::ReceiverGone { proof: rows::gone("b"), ran: Ran::Never };
+    assert_eq!(lenient.apply(&lost).unwrap().label(), PhaseLabel::RollingBack);
+    assert_eq!(
+        lenient.apply(&Event::TransferTimedOut).unwrap().refused_live().map(|(from, _)| from),
+        Some(Method::Precopy)
+    );
+}
+
+#[test]
+fn a_cancel_ends_a_downgrade_wherever_it_is() {
+    for (row, owed) in [
+        (rows::recalling(), "cancel_transfer"),
+        (rows::clearing_live(), "destroy_receiver"),
+        (rows::arming_again(), "destroy_receiver"),
+        (rows::holding(), "cancel_transfer"),
+        (rows::held(), "cancel_transfer"),
+    ] {
+        let back = row.apply(&Event::CancelRequested).unwrap();
+        assert_eq!(back.label(), PhaseLabel::RollingBack);
+        assert_eq!(back.outstanding().map(|effect| effect.label()), Some(owed));
+        assert_eq!(back.phase.cause().map(Cause::label), Some("cancelled"));
+    }
+}
+
+#[test]
+fn a_held_source_that_failed_and_died_lets_the_whole_receiver_go_on() {
+    // Its QEMU did not resume it: what the receiver has is the newest there is.
+    let mut row = rows::rolling_back(Back::Undoing);
+    if let Phase::RollingBack { cause, .. } = &mut row.phase {
+        *cause = Cause::TransferFailed { error: "Channel error".into() };
+    }
+    let gone = rows::source_gone(Receiver::Complete(rows::handover_alone()));
+    assert_eq!(row.apply(&gone).unwrap().label(), PhaseLabel::Failed);
+    row.method = Method::Snapshot;
+    assert_eq!(row.apply(&gone).unwrap().label(), PhaseLabel::Restored);
+}
+
+#[test]
+fn the_time_of_each_part_of_a_downgrade_counts_anew() {
+    let live = Migration { terms: rows::lenient(), ..rows::transferring() };
+    let ways = [rows::arming(), rows::recalling(), rows::arming_again(), rows::held()];
+    for pair in ways.windows(2) {
+        assert!(pair[1].entered_anew(&pair[0]), "{:?}", pair[1].phase);
+    }
+    assert!(!live.entered_anew(&rows::arming()));
+    assert!(!rows::clearing_live().entered_anew(&rows::recalling()));
+    assert!(!rows::holding().entered_anew(&rows::arming_again()));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_row_from_before_there_were_downgrades_is_read() {
+    let mut value = serde_json::to_value(rows::transferring()).unwrap();
+    value.as_object_mut().unwrap().remove("downgraded");
+    value["terms"].as_object_mut().unwrap().remove("downgrade");
+    let read: Migration = serde_json::from_value(value).unwrap();
+    assert_eq!(read, rows::transferring());
+    let event = serde_json::json!({ "event": "source_gave_up", "error": "stalled" });
+    let read: Event = serde_json::from_value(event).unwrap();
+    assert_eq!(read, Event::SourceGaveUp { error: "stalled".into(), stood: Stood::Yes });
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn every_row_and_event_reads_back_as_it_was_written() {

@@ -4,15 +4,17 @@
 //! model itself asserts at every command.
 
 use vmferry_planner_core::evidence::Continued;
-use vmferry_planner_core::migration::{Cause, Event, Gate, Gates, Phase, Side, Switchover};
-use vmferry_types::{Generation, PhaseLabel};
+use vmferry_planner_core::migration::{
+    Cause, Downgrade, Event, Gate, Gates, Phase, Side, Switchover,
+};
+use vmferry_types::{Generation, Method, PhaseLabel};
 
 use crate::model::{Agent, Channel, FIRST, Life};
 use crate::planner::{Luck, World};
 
 /// Where in its life a migration is when a part dies.
-#[derive(Clone, Copy)]
-enum When {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
     /// Before the guest stands still.
     Transferring,
     /// The guest stands still, not ordered.
@@ -34,6 +36,11 @@ enum When {
 const GATED: Gates = Gates { switchover: Gate::Closed, commit: Gate::Closed };
 
 fn world(when: When) -> World {
+    by(when, Method::Precopy)
+}
+
+/// Returns a world whose migration carries its guest by `method`.
+pub(crate) fn by(when: When, method: Method) -> World {
     let gates = match when {
         When::Withheld => GATED,
         When::Restored => Gates { switchover: Gate::Open, commit: Gate::Closed },
@@ -44,19 +51,21 @@ fn world(when: When) -> World {
         | When::Continued
         | When::Attached => Gates::OPEN,
     };
-    let mut world = World::new(gates);
+    let mut world = World::open(gates, method, Downgrade::Never);
     match when {
         When::Transferring => world.until(|w| {
             w.hosts.source.transfer == vmferry_planner_core::evidence::TransferState::Active
         }),
-        When::Withheld => world.until(|w| w.row.label() == PhaseLabel::Captured),
+        When::Withheld => world.until(|w| {
+            matches!(&w.row.phase, Phase::Captured { switchover: Switchover::Withheld, .. })
+        }),
         When::OrderedIncomplete => {
-            world.until(|w| w.row.label() == PhaseLabel::Captured);
+            world.until(ordered);
             world.observe(Side::Source);
             world.drive(Luck::Answered);
         }
         When::OrderedComplete => {
-            world.until(|w| w.row.label() == PhaseLabel::Captured);
+            world.until(ordered);
             world.drive(Luck::Answered);
             world.hosts.progress();
         }
@@ -72,12 +81,16 @@ fn world(when: When) -> World {
     world
 }
 
-fn cause(world: &World) -> &'static str {
+fn ordered(world: &World) -> bool {
+    matches!(&world.row.phase, Phase::Captured { switchover: Switchover::Ordered, .. })
+}
+
+pub(crate) fn cause(world: &World) -> &'static str {
     world.row.phase.cause().map_or("-", Cause::label)
 }
 
 /// Lets it end, and checks where the guest is.
-fn ends(mut world: World, label: PhaseLabel, guest: Option<Side>) -> World {
+pub(crate) fn ends(mut world: World, label: PhaseLabel, guest: Option<Side>) -> World {
     world.settle();
     let phase = &world.row.phase;
     assert_eq!(world.row.label(), label, "{phase:?}, waits for {:?}", world.waits_for());
@@ -87,25 +100,25 @@ fn ends(mut world: World, label: PhaseLabel, guest: Option<Side>) -> World {
     world
 }
 
-fn done(world: World) {
+pub(crate) fn done(world: World) {
     let world = ends(world, PhaseLabel::Done, Some(Side::Destination));
     assert_eq!(world.hosts.source.life, Life::Cleared);
     assert_eq!(world.row.books().generation, FIRST.next());
 }
 
-fn aborted(world: World, generation: Generation) {
+pub(crate) fn aborted(world: World, generation: Generation) {
     let world = ends(world, PhaseLabel::Aborted, Some(Side::Source));
     assert_ne!(world.hosts.destination.life, Life::Alive);
     assert_eq!(world.row.books().generation, generation);
 }
 
-fn failed(world: World, label: &str) {
+pub(crate) fn failed(world: World, label: &str) {
     let world = ends(world, PhaseLabel::Failed, None);
     assert_eq!(cause(&world), label);
 }
 
 /// Opens the gates that kept a world in its phase.
-fn opened(mut world: World) -> World {
+pub(crate) fn opened(mut world: World) -> World {
     world.apply(Event::SwitchoverAllowed);
     world.until(|w| w.row.label() != PhaseLabel::Captured);
     world.apply(Event::CommitAllowed);

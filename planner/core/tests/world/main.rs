@@ -2,5 +2,6 @@
 
 mod any_schedule;
 mod deaths;
+mod held;
 mod model;
 mod planner;

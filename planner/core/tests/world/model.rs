@@ -359,6 +359,11 @@ impl Hosts {
         if self.source.life != Life::Alive || self.source.gave_up.is_some() {
             return Answer::Refused("gave_up");
         }
+        assert_eq!(
+            self.source.hold == Held::Yes,
+            self.source.holds.0 > 0,
+            "a guest that was to stand still runs while its memory is sent"
+        );
         if self.source.transfer == TransferState::None {
             let reached = self.channel == Channel::Whole && self.destination.life == Life::Alive;
             if reached {
