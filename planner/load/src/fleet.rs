@@ -105,7 +105,7 @@ pub(crate) struct State {
 pub struct Counts {
     /// Commands carried out, by name.
     pub commands: BTreeMap<&'static str, u64>,
-    /// Refusals, by code.
+    /// Refusals, by what was asked and the code.
     pub refusals: BTreeMap<String, u64>,
     /// Exact repeats that were answered with the first answer.
     pub replays: u64,

@@ -58,6 +58,9 @@ struct Arguments {
     /// How long a lease holds
     #[arg(long, default_value = "1s")]
     lease: String,
+    /// The time between two disturbances, from and to, in milliseconds
+    #[arg(long, num_args = 2, default_values_t = [3_000, 5_000], value_names = ["FROM", "TO"])]
+    every_ms: Vec<u64>,
     /// Past so many seconds it has failed
     #[arg(long, default_value_t = 300)]
     bound_s: u64,
@@ -136,6 +139,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
     let quiet = Weather { lost_requests: 0, lost_answers: 0, late: 0, doubled: 0, breaks: 0 };
+    let every =
+        |at: usize| Duration::from_millis(arguments.every_ms.get(at).copied().unwrap_or(4_000));
     let (store, planners) = match arguments.store {
         Store::Sqlite => (Kind::Sqlite, 1),
         Store::Postgres => (Kind::Postgres, 2),
@@ -157,7 +162,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
             What::Freeze => Disturb::Freeze,
             What::Both => Disturb::Both,
         },
-        every: (Duration::from_secs(3), Duration::from_secs(5)),
+        every: (every(0), every(1)),
         lease: arguments.lease.clone(),
         inbound_max: arguments.inbound,
         bound: Duration::from_secs(arguments.bound_s),

@@ -96,6 +96,7 @@ impl Agent {
     /// Carries a request through the network: it arrives though whoever sent it is gone by then.
     async fn carry<Q, A, F>(
         &self,
+        what: &'static str,
         request: Q,
         serve: impl Fn(Self, Q) -> F + Send + Sync + 'static,
     ) -> Result<Response<A>, Status>
@@ -125,12 +126,12 @@ impl Agent {
         });
         match answered.await {
             Ok(Ok(told)) => Ok(Response::new(told)),
-            Ok(Err(refusal)) => Err(self.status(&refusal)),
+            Ok(Err(refusal)) => Err(self.status(what, &refusal)),
             Err(_) => Err(Status::unavailable("connection reset by peer")),
         }
     }
 
-    fn status(&self, refusal: &Refusal) -> Status {
+    fn status(&self, what: &str, refusal: &Refusal) -> Status {
         let code = match refusal.detail.code.as_str() {
             "stale_claim" | "stale_generation" | "step_reused" => Code::Aborted,
             "learning" | "unresponsive" | "unreadable" => Code::Unavailable,
@@ -140,7 +141,8 @@ impl Agent {
             _ => Code::FailedPrecondition,
         };
         self.fleet.with(|state| {
-            *state.counts.refusals.entry(refusal.detail.code.clone()).or_default() += 1;
+            let refused = format!("{what}: {}", refusal.detail.code);
+            *state.counts.refusals.entry(refused).or_default() += 1;
         });
         vmferry_proto::refusal::status(code, &refusal.message, refusal.detail.clone())
     }
@@ -153,15 +155,17 @@ impl AgentService for Agent {
         request: Request<v1::ClaimRequest>,
     ) -> Result<Response<v1::VmObservation>, Status> {
         let serve = async |agent: Self, request| agent.claim(request).await;
-        self.carry(request.into_inner(), serve).await
+        self.carry("claim", request.into_inner(), serve).await
     }
 
     async fn execute(
         &self,
         request: Request<v1::ExecuteRequest>,
     ) -> Result<Response<v1::ExecuteReply>, Status> {
+        let request = request.into_inner();
+        let what = request.action.as_ref().map_or("nothing", super::label);
         let serve = async |agent: Self, request| agent.execute(request).await;
-        self.carry(request.into_inner(), serve).await
+        self.carry(what, request, serve).await
     }
 
     async fn observe(
@@ -169,7 +173,7 @@ impl AgentService for Agent {
         request: Request<v1::ObserveRequest>,
     ) -> Result<Response<v1::VmObservation>, Status> {
         let seen = self.look(request.get_ref());
-        seen.map(Response::new).map_err(|refusal| self.status(&refusal))
+        seen.map(Response::new).map_err(|refusal| self.status("observe", &refusal))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::VmObservation, Status>> + Send>>;
@@ -178,8 +182,9 @@ impl AgentService for Agent {
         &self,
         request: Request<v1::ObserveRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let first = self.look(request.get_ref()).map_err(|refusal| self.status(&refusal))?;
-        let vm = super::vm_id(&first.vm_id).map_err(|refusal| self.status(&refusal))?;
+        let refused = |refusal| self.status("watch", &refusal);
+        let first = self.look(request.get_ref()).map_err(refused)?;
+        let vm = super::vm_id(&first.vm_id).map_err(refused)?;
         let bell = self.fleet.bell(vm).ok_or_else(|| Status::not_found("no such VM"))?;
         let watcher = Watcher { agent: self.clone(), vm, bell, first: Some(first) };
         Ok(Response::new(Box::pin(stream::unfold(watcher, Watcher::next))))
@@ -190,7 +195,7 @@ impl AgentService for Agent {
         request: Request<v1::DescribeSourceRequest>,
     ) -> Result<Response<v1::SourceDescription>, Status> {
         let described = super::vm_id(&request.into_inner().vm_id).and_then(|vm| self.describe(vm));
-        described.map(Response::new).map_err(|refusal| self.status(&refusal))
+        described.map(Response::new).map_err(|refusal| self.status("describe_source", &refusal))
     }
 
     async fn check_destination(
