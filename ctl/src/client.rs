@@ -7,9 +7,11 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_proto::v1::{
-    CancelMigrationRequest, ErrorDetail, GetHostRequest, GetMigrationRequest, GetVmRequest, Host,
-    ListHostsReply, ListHostsRequest, ListMigrationsReply, ListMigrationsRequest, ListVmsReply,
-    ListVmsRequest, MigrateVmRequest, Migration, StartVmRequest, StopVmRequest, Vm,
+    CancelMigrationRequest, DeclareHostDeadRequest, DeleteVmReply, DeleteVmRequest, DoctorReply,
+    DoctorRequest, ErrorDetail, FenceHostRequest, GetHostRequest, GetMigrationRequest,
+    GetVmRequest, Host, ListHostsReply, ListHostsRequest, ListMigrationsReply,
+    ListMigrationsRequest, ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration,
+    ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
 };
 
 use crate::failure::{Failure, Refusal};
@@ -17,6 +19,10 @@ use crate::failure::{Failure, Refusal};
 /// How long one call may take. The planner answers from its store; only the calls that preflight
 /// a host also ask an agent.
 const CALL_MAX: Duration = Duration::from_secs(30);
+/// A fence command has its own limit, which the planner keeps.
+const FENCE_MAX: Duration = Duration::from_secs(600);
+/// Up to four commands to agents, each of which may end a QEMU process.
+const RESOLVE_MAX: Duration = Duration::from_secs(180);
 /// A planner on the same network accepts within milliseconds; a powered-off one never does.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Finds out that the other end of a quiet stream is gone.
@@ -132,6 +138,56 @@ impl Client {
         let doubt = in_doubt(&format!("vmferry migration show {id}"));
         let reply = self.api.clone().cancel_migration(timed(request)).await;
         self.answer(&format!("cancel migration {id}"), reply, &doubt)
+    }
+
+    pub(crate) async fn declare_host_dead(
+        &self,
+        operation: &str,
+        request: DeclareHostDeadRequest,
+    ) -> Result<Host, Failure> {
+        let doubt = in_doubt(&format!("vmferry host show {}", request.host));
+        let reply = self.api.clone().declare_host_dead(timed(request)).await;
+        self.answer(operation, reply, &doubt)
+    }
+
+    pub(crate) async fn fence_host(
+        &self,
+        operation: &str,
+        request: FenceHostRequest,
+    ) -> Result<Host, Failure> {
+        let doubt = in_doubt(&format!("vmferry host show {}", request.host));
+        let mut request = Request::new(request);
+        request.set_timeout(FENCE_MAX);
+        let reply = self.api.clone().fence_host(request).await;
+        self.answer(operation, reply, &doubt)
+    }
+
+    pub(crate) async fn delete_vm(
+        &self,
+        operation: &str,
+        vm: &str,
+    ) -> Result<DeleteVmReply, Failure> {
+        let request = DeleteVmRequest { vm: vm.to_owned() };
+        let reply = self.api.clone().delete_vm(timed(request)).await;
+        self.answer(operation, reply, &in_doubt("vmferry vm list"))
+    }
+
+    pub(crate) async fn resolve_migration(
+        &self,
+        operation: &str,
+        request: ResolveMigrationRequest,
+    ) -> Result<Migration, Failure> {
+        let doubt = in_doubt("vmferry doctor");
+        let mut request = Request::new(request);
+        request.set_timeout(RESOLVE_MAX);
+        let reply = self.api.clone().resolve_migration(request).await;
+        self.answer(operation, reply, &doubt)
+    }
+
+    pub(crate) async fn doctor(&self, vm: &str) -> Result<DoctorReply, Failure> {
+        let request = DoctorRequest { vm: vm.to_owned() };
+        let reply = self.api.clone().doctor(timed(request)).await;
+        self.answer("doctor", reply, &Unanswered::Harmless)
     }
 
     /// Opens the stream of a migration's states. It has no deadline: the caller has one.

@@ -1,6 +1,7 @@
 //! What can be asked for: one noun a file.
 
 pub(crate) mod completions;
+pub(crate) mod doctor;
 pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod plan;

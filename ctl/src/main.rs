@@ -52,15 +52,22 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show hosts
+    /// Show hosts, and say which is dead
     #[command(subcommand)]
     Host(command::host::Command),
-    /// Show, start, stop and move VMs
+    /// Show, start, stop, move and delete VMs
     #[command(subcommand)]
     Vm(command::vm::Command),
-    /// Show, watch and cancel migrations
+    /// Show, watch, cancel and resolve migrations
     #[command(subcommand)]
     Migration(command::migration::Command),
+    /// Ask every host, hold the planner's store against the answers, and name what contradicts;
+    /// exit code 0 if all is well, 6 if a human is needed
+    Doctor {
+        /// Only this VM (name or id)
+        #[arg(default_value = "", hide_default_value = true)]
+        vm: String,
+    },
     /// Show where a host's VMs would go, by an inventory file and without a planner
     Plan {
         /// The inventory, as JSON; - for standard input
@@ -92,6 +99,7 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Host(command) => command::host::run(command, &connect()?, output).await,
         Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
         Command::Migration(command) => command::migration::run(command, &connect()?, output).await,
+        Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
         Command::Completions { shell } => {
             output.text(&command::completions::script(shell));

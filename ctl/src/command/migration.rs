@@ -1,8 +1,8 @@
 //! `vmferry migration`.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::time::Duration;
-use vmferry_proto::v1::{ListMigrationsRequest, Migration};
+use vmferry_proto::v1::{ListMigrationsRequest, Migration, ResolveMigrationRequest};
 use vmferry_types::PhaseLabel;
 
 use crate::client::Client;
@@ -29,6 +29,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
         timeout: Option<Duration>,
     },
+    /// Say which side of an undecided migration is right: it is kept, the other is ended
+    Resolve(ResolveArgs),
     /// Ask to take a migration back; too late once the switchover was ordered
     Cancel {
         /// Migration id
@@ -58,6 +60,29 @@ pub(crate) struct ListArgs {
     limit: u32,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ResolveArgs {
+    /// Migration id
+    id: String,
+    /// The side whose guest is the right one
+    #[arg(long, value_enum)]
+    keep: Keep,
+    /// That both guests were looked at
+    #[arg(long)]
+    i_have_checked: bool,
+}
+
+/// Which side is kept.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Keep {
+    /// The guest goes on at the source
+    Source,
+    /// The guest goes on at the destination
+    Destination,
+    /// Both are ended; the VM may be started from its disks
+    Neither,
+}
+
 /// Whether a command waits for what it began.
 #[derive(Debug, Args)]
 pub(crate) struct WaitArgs {
@@ -76,7 +101,10 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
             let ListArgs { open, stuck, vm, limit } = args;
             let request = ListMigrationsRequest { vm, open, stuck, limit };
             let reply = client.list_migrations(request).await?;
-            output.answer(&reply, |reply| render::migration::list(&reply.migrations));
+            output.answer(&reply, |reply| {
+                render::migration::list(&reply.migrations)
+                    + &render::migration::halves(&reply.halves)
+            });
             Ok(())
         }
         Command::Show { id } => {
@@ -84,6 +112,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
             output.answer(&migration, render::migration::show);
             Ok(())
         }
+        Command::Resolve(args) => resolve(client, output, args).await,
         Command::Watch { id, timeout } => watch(client, output, &id, timeout).await,
         Command::Cancel { id, wait } => cancel(client, output, &id, &wait).await,
     }
@@ -168,4 +197,27 @@ async fn cancel(
         }
     }
     verdict(&operation, &followed)
+}
+
+async fn resolve(client: &Client, output: &Output, args: ResolveArgs) -> Result<(), Failure> {
+    let operation = format!("resolve migration {}", args.id);
+    if !args.i_have_checked {
+        let problem = "--i-have-checked is missing: nothing proves which side's guest is the right \
+             one, and the other is ended for good. See `vmferry doctor`, look at both guests, and \
+             say so with the flag";
+        return Err(Failure::Usage { operation, problem: problem.to_owned() });
+    }
+    let keep = match args.keep {
+        Keep::Source => "source",
+        Keep::Destination => "destination",
+        Keep::Neither => "neither",
+    };
+    let request = ResolveMigrationRequest {
+        id: args.id,
+        keep: keep.to_owned(),
+        confirmation: "i-have-checked".to_owned(),
+    };
+    let migration = client.resolve_migration(&operation, request).await?;
+    output.answer(&migration, render::migration::summary);
+    Ok(())
 }

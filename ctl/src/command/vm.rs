@@ -36,6 +36,11 @@ pub(crate) enum Command {
     Start(StartArgs),
     /// Stop a VM: ask the guest, or pull the plug
     Stop(StopArgs),
+    /// Forget a VM that is stopped or lost; its disks are not touched
+    Delete {
+        /// Name or id
+        vm: String,
+    },
     /// Move a running VM to another host
     Migrate(MigrateArgs),
 }
@@ -186,6 +191,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         }
         Command::Start(args) => start(client, output, &args).await,
         Command::Stop(args) => stop(client, output, &args).await,
+        Command::Delete { vm } => {
+            let reply = client.delete_vm(&format!("delete VM {vm}"), &vm).await?;
+            output.answer(&reply, render::vm::deleted);
+            Ok(())
+        }
         Command::Migrate(args) => migrate(client, output, &args).await,
     }
 }

@@ -1,6 +1,6 @@
 //! Hosts.
 
-use vmferry_proto::v1::{Blocker, Host};
+use vmferry_proto::v1::{Blocker, Host, Orphan};
 
 use super::quantity::{bytes, cpus, millis, or_dash};
 use super::table::{fields, section, table};
@@ -13,7 +13,7 @@ pub(crate) fn list(hosts: &[Host]) -> String {
     let row = |host: &Host| {
         vec![
             host.id.clone(),
-            or_dash(&host.status),
+            status(host),
             or_dash(&host.cluster),
             bytes(host.free_memory_bytes),
             bytes(host.total_memory_bytes),
@@ -33,7 +33,7 @@ pub(crate) fn show(host: &Host) -> String {
     let mut text = fields(&[
         ("id", host.id.clone()),
         ("name", host.name.clone()),
-        ("status", host.status.clone()),
+        ("status", status(host)),
         ("cluster", host.cluster.clone()),
         ("labels", labels.join(", ")),
         ("agent", format!("{} {}", or_dash(&host.agent_address), host.agent_version)),
@@ -56,12 +56,72 @@ pub(crate) fn show(host: &Host) -> String {
             ("migrates at", capabilities.migration_address.clone()),
         ]);
     }
+    text += &section("declared dead:", &death(host));
     text += &section("takes no placements now:", &reasons(&host.blockers));
     if !host.vms.is_empty() {
         text += &section("VMs:", &vm::list(&host.vms));
     }
     text += &section("QEMU processes that are not vmferry's:", &host.strangers.join("\n"));
+    text += &section(
+        "left here of VMs that are not its own (never removed by itself):",
+        &orphans(host),
+    );
     text
+}
+
+/// Says what became of a declaration of death.
+pub(crate) fn declared(host: &Host) -> String {
+    let lost: Vec<&str> =
+        host.vms.iter().filter(|vm| vm.power == "lost").map(|vm| vm.name.as_str()).collect();
+    let mut text = format!("host {} is declared dead\n", host.id);
+    if !lost.is_empty() {
+        text += &format!("lost, and may be started elsewhere: {}\n", lost.join(", "));
+    }
+    text += &section("declaration:", &death(host));
+    text
+}
+
+/// A host that was declared dead and lives is not to be overlooked.
+fn status(host: &Host) -> String {
+    match &host.declared_dead {
+        Some(declared) if declared.state == "void" => {
+            format!("{}, DECLARED DEAD AND LIVES", or_dash(&host.status))
+        }
+        Some(_) | None => or_dash(&host.status),
+    }
+}
+
+fn death(host: &Host) -> String {
+    let Some(declared) = &host.declared_dead else { return String::new() };
+    let worth = match declared.state.as_str() {
+        "holds" => "it is proof that nothing runs there".to_owned(),
+        "history" => "the host is back under another boot".to_owned(),
+        "void" => format!(
+            "VOID since {}: the host answered from the same boot, so it was not dead",
+            declared.voided_at
+        ),
+        other => other.to_owned(),
+    };
+    fields(&[
+        ("at", declared.at.clone()),
+        ("by", declared.by.clone()),
+        ("kind", declared.kind.clone()),
+        ("reason", declared.reason.clone()),
+        ("boot id", declared.boot_id.clone()),
+        ("worth", worth),
+        ("printed", declared.output.clone()),
+    ])
+}
+
+fn orphans(host: &Host) -> String {
+    if host.orphans.is_empty() {
+        return String::new();
+    }
+    let row = |orphan: &Orphan| {
+        let name = if orphan.vm_name.is_empty() { &orphan.vm_id } else { &orphan.vm_name };
+        vec![name.clone(), orphan.kind.clone(), or_dash(&orphan.detail)]
+    };
+    table(&["VM", "KIND", "WHAT"], host.orphans.iter().map(row).collect(), "")
 }
 
 fn report_age(host: &Host) -> String {

@@ -1,6 +1,6 @@
 //! Migrations.
 
-use vmferry_proto::v1::Migration;
+use vmferry_proto::v1::{Migration, OpenHalf};
 
 use super::quantity::{bytes, micros, millis, or_dash, quoted_or, rate};
 use super::table::{fields, section, table};
@@ -23,6 +23,26 @@ pub(crate) fn list(migrations: &[Migration]) -> String {
         ]
     };
     table(&header, migrations.iter().map(row).collect(), "no migrations")
+}
+
+/// Lays out halves of migrations that nobody drives; nothing where there are none.
+pub(crate) fn halves(halves: &[OpenHalf]) -> String {
+    if halves.is_empty() {
+        return String::new();
+    }
+    let row = |half: &OpenHalf| {
+        vec![
+            half.migration_id.clone(),
+            or_dash(&half.vm_name),
+            half.host.clone(),
+            half.side.clone(),
+            or_dash(&half.run_state),
+            half.words.clone(),
+        ]
+    };
+    let header = ["MIGRATION", "VM", "HOST", "SIDE", "GUEST", "WHAT"];
+    let rows = table(&header, halves.iter().map(row).collect(), "");
+    section("open halves, which no migration of this planner drives (see `vmferry doctor`):", &rows)
 }
 
 /// Says in one line how far a migration is, as it is drawn over and over.
@@ -127,6 +147,8 @@ fn head(migration: &Migration) -> String {
         ("switchover", ordered.to_owned()),
         ("cancel", asked.to_owned()),
         ("error", migration.error.clone()),
+        ("source said", migration.source_status.clone()),
+        ("destination said", migration.destination_status.clone()),
         ("waits for room", migration.capacity_note.clone()),
         ("  since", migration.capacity_blocked_since.clone()),
         ("started", migration.started.clone()),

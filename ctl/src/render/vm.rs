@@ -1,6 +1,6 @@
 //! VMs.
 
-use vmferry_proto::v1::Vm;
+use vmferry_proto::v1::{DeleteVmReply, Vm};
 
 use super::quantity::{bytes, cpus, or_dash};
 use super::table::{fields, section, table};
@@ -57,6 +57,12 @@ fn migration(vm: &Vm) -> String {
         (id, "") => id.to_owned(),
         (id, phase) => format!("{id} ({phase})"),
     }
+}
+
+/// Says that a VM is forgotten, and what is left of it.
+pub(crate) fn deleted(reply: &DeleteVmReply) -> String {
+    let left = if reply.left.is_empty() { String::new() } else { format!("\n{}", reply.left) };
+    format!("{} is deleted; its disks are where they were{left}", reply.name)
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use expect_test::expect;
 use prost::Message as _;
 use tokio::process::Command;
 use tonic::{Code, Status};
-use vmferry_proto::v1::{Blocker, ErrorDetail, Host, ListHostsReply, Migration, Stuck, Vm};
+use vmferry_proto::v1::{
+    Blocker, DeleteVmReply, DoctorReply, ErrorDetail, Finding, Host, ListHostsReply, Migration,
+    OpenHalf, Stuck, Vm,
+};
 
 use fake_planner::{Answers, FakePlanner, StreamEnd};
 
@@ -338,4 +341,94 @@ async fn completions_need_no_planner() {
     let ended = vmferry("http://127.0.0.1:1", &["completions", "bash"]).await;
     assert_eq!(ended.code, 0);
     assert!(ended.stdout.contains("_vmferry"));
+}
+
+#[tokio::test]
+async fn a_host_is_not_declared_dead_without_the_word_that_its_power_is_off() {
+    let answers = Answers {
+        hosts: vec![Host { id: "a".into(), status: "dead".into(), ..Host::default() }],
+        ..Answers::default()
+    };
+    let args = ["host", "declare-dead", "a", "--reason", "rack is dark"];
+    let (ended, planner) = run(answers.clone(), &args).await;
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    assert!(ended.stderr.contains("--i-have-powered-it-off is missing"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("run twice"), "{}", ended.stderr);
+    assert_eq!(planner.asked().declared.len(), 0);
+    let args = ["host", "declare-dead", "a", "--i-have-powered-it-off", "--reason", "rack is dark"];
+    let (ended, planner) = run(answers, &args).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stdout.contains("host a is declared dead"), "{}", ended.stdout);
+    let declared = planner.asked().declared;
+    assert_eq!(declared[0].confirmation, "i-have-powered-it-off");
+    assert_eq!(declared[0].reason, "rack is dark");
+    assert!(!declared[0].by.is_empty());
+}
+
+#[tokio::test]
+async fn a_doctor_that_finds_something_ends_with_6() {
+    let well = DoctorReply { well: true, ..DoctorReply::default() };
+    let (ended, _) = run(Answers { doctor: well, ..Answers::default() }, &["doctor"]).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let finding = Finding {
+        severity: "error".into(),
+        code: "runs_twice".into(),
+        message: "VM web1 runs on host a and host b".into(),
+        ..Finding::default()
+    };
+    let ill = DoctorReply { findings: vec![finding], ..DoctorReply::default() };
+    let answers = Answers { doctor: ill.clone(), ..Answers::default() };
+    let (ended, _) = run(answers.clone(), &["doctor"]).await;
+    assert_eq!(ended.code, 6, "{}", ended.stderr);
+    assert!(ended.stdout.contains("error runs_twice: VM web1 runs on"), "{}", ended.stdout);
+    let (ended, _) = run(answers, &["doctor", "web1", "-o", "json"]).await;
+    assert_eq!(ended.code, 6);
+    assert_eq!(serde_json::from_str::<DoctorReply>(&ended.stdout).unwrap(), ill);
+}
+
+#[tokio::test]
+async fn a_side_is_kept_only_by_whoever_has_looked() {
+    let half = OpenHalf {
+        migration_id: "m-1".into(),
+        vm_name: "web1".into(),
+        host: "b".into(),
+        side: "destination".into(),
+        run_state: "paused".into(),
+        words: "a receiver for web1 waits on host b".into(),
+        ..OpenHalf::default()
+    };
+    let answers = Answers {
+        halves: vec![half],
+        states: vec![migration("resolved", "completed")],
+        ..Answers::default()
+    };
+    let (ended, _) = run(answers.clone(), &["migration", "list"]).await;
+    assert!(ended.stdout.contains("open halves"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("a receiver for web1 waits on host b"), "{}", ended.stdout);
+    let args = ["migration", "resolve", "m-1", "--keep", "destination"];
+    let (ended, planner) = run(answers.clone(), &args).await;
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    assert_eq!(planner.asked().resolved.len(), 0);
+    let args = ["migration", "resolve", "m-1", "--keep", "destination", "--i-have-checked"];
+    let (ended, planner) = run(answers, &args).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let asked = planner.asked().resolved;
+    assert_eq!(
+        (asked[0].keep.as_str(), asked[0].confirmation.as_str()),
+        ("destination", "i-have-checked")
+    );
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_deleted_vm_is_told() {
+    let left =
+        DeleteVmReply { left: "host a may still have it".into(), ..DeleteVmReply::default() };
+    let (ended, _) =
+        run(Answers { deleted: left, ..Answers::default() }, &["vm", "delete", "web1"]).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    expect![[r#"
+        web1 is deleted; its disks are where they were
+        host a may still have it
+    "#]]
+    .assert_eq(&ended.stdout);
 }
