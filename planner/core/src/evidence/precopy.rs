@@ -217,9 +217,7 @@ impl Reading<'_> {
 
     /// Whether the guest stood still for this transfer.
     fn stood(self) -> Stood {
-        let ran = self
-            .speaking(self.source())
-            .is_some_and(|seen| seen.stopped_at_us == 0);
+        let ran = self.speaking(self.source()).is_some_and(|seen| seen.stopped_at_us == 0);
         if ran { Stood::No } else { Stood::Yes }
     }
 
@@ -269,7 +267,26 @@ impl Reading<'_> {
         self.source_lost()
             .or_else(|| self.receiver_gone())
             .or_else(|| self.gave_up())
-            .or_else(|| self.transfer_failed())
+            .or_else(|| self.transfer_failed().filter(|_| !self.source_will_tell()))
+    }
+
+    /// The receiver of a source that still sends says that it failed: mostly since that source is
+    /// taking its transfer back, and is about to say why. Its agent's stall rule bounds the wait.
+    fn source_will_tell(self) -> bool {
+        self.speaking(self.source()).is_some_and(|seen| match seen.transfer {
+            TransferState::Setup | TransferState::Active => true,
+            TransferState::None
+            | TransferState::PreSwitchover
+            | TransferState::Device
+            | TransferState::Cancelling
+            | TransferState::Cancelled
+            | TransferState::Completed
+            | TransferState::Failed
+            | TransferState::WaitUnplug
+            | TransferState::PostcopyActive
+            | TransferState::PostcopyPaused
+            | TransferState::Unknown => false,
+        })
     }
 
     /// Nobody has ended the receiver yet, so one that is gone was lost.

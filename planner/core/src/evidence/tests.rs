@@ -596,3 +596,22 @@ fn nothing_is_sent_for_a_held_move_unless_the_guest_is_held() {
     assert_eq!(check(rows::source_held()), Ok(()));
     assert_eq!(check(rows::source_seen()), Err(Withheld::NotHeld));
 }
+
+#[test]
+fn a_receiver_that_failed_waits_for_what_its_source_is_about_to_tell() {
+    let failed = || Seen {
+        transfer: TransferState::Failed,
+        transfer_error: "load of migration failed".into(),
+        ..rows::destination_seen()
+    };
+    for row in [rows::transferring(), rows::held()] {
+        let check = |source: Seen| label(&row, &sides(source, failed()), SOON);
+        assert_eq!(check(crossing()), "-");
+        assert_eq!(check(Seen { gave_up: Some("late".into()), ..crossing() }), "source_gave_up");
+        for transfer in [TransferState::Failed, TransferState::Cancelled] {
+            assert_eq!(check(Seen { transfer, ..crossing() }), "transfer_failed");
+        }
+    }
+    let ordered = rows::captured(Switchover::Ordered);
+    assert_eq!(label(&ordered, &sides(switching(), failed()), SOON), "transfer_failed");
+}
