@@ -12,10 +12,10 @@ use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestKind;
 use crate::planners::Store;
 
-pub mod asked;
 pub mod cancel;
 pub mod crash;
 pub mod death;
+pub mod declared;
 pub mod fence;
 pub mod held;
 pub mod hold;
@@ -134,7 +134,8 @@ pub fn all() -> Vec<Case> {
         cancel::cases(),
         death::cases(),
         crash::cases(),
-        asked::cases(),
+        crate::matrix::representatives(),
+        declared::cases(),
         fence::cases(),
         hold::cases(),
         held::cases(),
@@ -172,7 +173,7 @@ async fn settle(cluster: &Cluster<'_>, vm: &GuestVm, id: &str, end: End) -> Resu
 }
 
 /// Moves a VM that nothing holds up.
-async fn move_vm(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<Migration> {
+pub(crate) async fn move_vm(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<Migration> {
     let migration = request(cluster, &crate::client::move_to(vm, host)).await?;
     let migration = settle(cluster, vm, &migration.id, End::Done).await?;
     if migration.target_host != host {

@@ -12,9 +12,9 @@ use uuid::Uuid;
 use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_proto::v1::{
-    CancelMigrationRequest, GetMigrationRequest, GetVmRequest, Host, ListHostsRequest,
-    ListMigrationsRequest, ListVmsRequest, MigrateVmRequest, Migration, ObserveRequest, Vm,
-    VmObservation,
+    CancelMigrationRequest, DoctorRequest, GetMigrationRequest, GetVmRequest, Host,
+    ListHostsRequest, ListMigrationsRequest, ListVmsRequest, MigrateVmRequest, Migration,
+    ObserveRequest, Vm, VmObservation,
 };
 
 use crate::cluster::GuestVm;
@@ -295,6 +295,39 @@ impl Clients {
                 Err(status) if is_away(&status) => Ok(Level::NotYet(status.to_string())),
                 Err(status) => Err(status.into()),
             }
+        })
+        .await
+    }
+
+    /// Waits until the planner's doctor finds that a VM runs on `host` alone, or nowhere, and that
+    /// nothing else needs a human but VMs that are lost.
+    ///
+    /// # Errors
+    ///
+    /// Fails with what it finds.
+    pub async fn expect_well(&self, vm: &GuestVm, host: Option<&str>) -> Result<()> {
+        wait_for("the doctor to be content", Duration::from_secs(10), || async {
+            let found = match self.planner().doctor(DoctorRequest { vm: String::new() }).await {
+                Ok(reply) => reply.into_inner(),
+                Err(status) if self.is_away(&status) => {
+                    return Ok(Level::NotYet(status.to_string()));
+                }
+                Err(status) => return Err(status.into()),
+            };
+            let id = vm.uuid.to_string();
+            let runners = if host.is_some() { "one" } else { "none" };
+            let seen = found.vms.iter().find(|seen| seen.id == id);
+            let right = seen.is_some_and(|seen| {
+                seen.runners == runners && seen.runs_on == host.unwrap_or_default()
+            });
+            let grave: Vec<_> = found
+                .findings
+                .iter()
+                .filter(|finding| finding.severity == "error" && finding.code != "lost")
+                .map(|finding| &finding.message)
+                .collect();
+            let well = right && grave.is_empty();
+            Ok(Level::from_condition(Holds::from(well), || format!("{seen:?}, {grave:?}")))
         })
         .await
     }

@@ -210,8 +210,9 @@ impl<'l> Cluster<'l> {
         let clients = self.clients.clone();
         let ready = async {
             for planner in clients.planners() {
-                wait_placeable(planner, &names).await?;
+                wait_placeable(&clients, &names, || planner.clone()).await?;
             }
+            clients.ask_planner(0);
             Ok(())
         };
         let agents = self.hosts.values_mut().map(|host| &mut host.agent);
@@ -223,6 +224,16 @@ impl<'l> Cluster<'l> {
             result = ready => result,
             (death, ..) = futures::future::select_all(deaths) => Err(death),
         }
+    }
+
+    /// Waits until whichever planner is there would place a VM on every host.
+    ///
+    /// # Errors
+    ///
+    /// Fails if none would.
+    pub async fn wait_heard(&self) -> Result<()> {
+        let clients = &self.clients;
+        wait_placeable(clients, &self.host_names(), || clients.planner()).await
     }
 
     /// Starts a VM on a host and waits until its guest runs.
@@ -391,7 +402,11 @@ impl<'l> Cluster<'l> {
             proof::expect_no_panic(host.agent.log())?;
         }
         proof::expect_nothing_left(self.lab, "pl").await?;
-        self.planners().try_for_each(|planner| proof::expect_no_panic(planner.daemon.log()))
+        self.planners().try_for_each(|planner| proof::expect_no_panic(planner.daemon.log()))?;
+        match proof::logged(&self.dir, "ERROR")?.first() {
+            Some(line) => bail!("a daemon logged an error: {line}"),
+            None => Ok(()),
+        }
     }
 
     fn check_disks(&self) -> Result<()> {
@@ -422,12 +437,19 @@ impl<'l> Cluster<'l> {
     }
 }
 
-/// Waits until a planner would place a VM on each of these hosts.
-async fn wait_placeable(planner: PlannerClient<Channel>, names: &[&'static str]) -> Result<()> {
+/// Waits until a planner would place a VM on each of these hosts; `planner` is asked for at each look.
+async fn wait_placeable(
+    clients: &Clients,
+    names: &[&'static str],
+    planner: impl Fn() -> PlannerClient<Channel>,
+) -> Result<()> {
     wait_for("every host to take placements", READY_BOUND, || async {
-        let hosts = match planner.clone().list_hosts(ListHostsRequest {}).await {
+        let hosts = match planner().list_hosts(ListHostsRequest {}).await {
             Ok(reply) => reply.into_inner().hosts,
-            Err(error) => return Ok(Level::NotYet(error.to_string())),
+            Err(status) if clients.is_away(&status) => {
+                return Ok(Level::NotYet(status.to_string()));
+            }
+            Err(status) => return Err(status.into()),
         };
         let fit = |name: &&str| {
             hosts.iter().any(|h| h.id == **name && h.status == "connected" && h.blockers.is_empty())

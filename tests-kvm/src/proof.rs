@@ -188,6 +188,28 @@ pub fn expect_no_panic(log: &Path) -> Result<()> {
     }
 }
 
+/// Returns what the daemons of a case logged at a level, each line with the name of its log.
+///
+/// # Errors
+///
+/// Fails if a log cannot be read.
+pub fn logged(dir: &Path, level: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir.join("log")).context("read the logs")?.flatten() {
+        let text = fs::read_to_string(entry.path()).context("read a log")?;
+        let name = entry.file_name().display().to_string();
+        let lines = text.lines().filter(|line| is_at(line, level));
+        found.extend(lines.map(|line| format!("{name}: {line}")));
+    }
+    Ok(found)
+}
+
+/// Says whether a line of a log is at a level: the planner logs words, the agents JSON.
+fn is_at(line: &str, level: &str) -> bool {
+    line.split_whitespace().nth(1) == Some(level)
+        || line.contains(&format!("\"level\":\"{level}\""))
+}
+
 fn command_line(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&line).replace('\0', " ");
@@ -197,6 +219,13 @@ fn command_line(pid: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_level_of_a_line_is_read() {
+        assert!(is_at("2026-11-30T17:01:04Z ERROR vmferry_planner: no", "ERROR"));
+        assert!(is_at(r#"{"timestamp":"2026","level":"ERROR","message":"no"}"#, "ERROR"));
+        assert!(!is_at("2026-11-30T17:01:04Z  WARN vmferry_planner: ERROR", "ERROR"));
+    }
 
     #[test]
     fn listening_sockets_are_those_of_one_process() {

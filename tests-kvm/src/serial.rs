@@ -28,6 +28,8 @@ const STOP_POLL_MS: u16 = 100;
 struct Received {
     chunks: Vec<Chunk>,
     connections: u32,
+    // Connections before this one were of another boot of the guest.
+    since: u32,
 }
 
 /// Listens for the serial ports of one guest.
@@ -70,7 +72,17 @@ impl Serial {
     /// Returns what the guest has printed so far.
     #[must_use]
     pub fn history(&self) -> History {
-        History::read(&self.locked().chunks)
+        let received = self.locked();
+        let of_this_boot = |chunk: &&Chunk| chunk.connection >= received.since;
+        let chunks: Vec<_> = received.chunks.iter().filter(of_this_boot).cloned().collect();
+        History::read(&chunks)
+    }
+
+    /// Forgets what was printed so far: every process that printed it was ended on purpose, and the
+    /// guest may be booted anew.
+    pub fn forget(&self) {
+        let mut received = self.locked();
+        received.since = received.connections;
     }
 
     /// Returns how many QEMU processes have connected so far.

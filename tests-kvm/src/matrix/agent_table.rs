@@ -74,7 +74,7 @@ pub fn rows() -> Vec<Row> {
         row(S::Cancel, "destroy_receiver", "b",        BACK, [BACK, BACK, BACK]),
         row(S::Undo, "destroy_receiver", "b",          BACK, [BACK, BACK, BACK]),
         row(S::LostReceiver, "resume_source", "a",     NEXT, [LST2, LST2, LST2]),
-        row(S::Start, "start_vm", "a",                 RUNS, [RUNS, RUNS, STOP]),
+        row(S::Start, "start_vm", "a",                 RUNS, [RUNS, RUNS, RUNS]),
         row(S::Stop, "stop_vm", "a",                   STOP, [STOP, STOP, STOP]),
     ]
 }

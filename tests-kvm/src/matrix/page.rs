@@ -1,7 +1,6 @@
 //! Writing the matrix down for people.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::scenario::Scenario;
 use super::workers::Verdict;
@@ -58,8 +57,9 @@ fn head(verdicts: &[Verdict], about: &Circumstances) -> String {
          at the end.\n\n\
          A cell holds only if the migration ends as written here; the guest runs there and nowhere else\n\
          (its own lines on the serial port, from all its QEMU processes, are those of one guest that never\n\
-         ran twice, and its disk agrees); the generation is the expected one; nothing is reserved and no\n\
-         migration is open; and when all is stopped no process, tap, port or launch directory is left.\n\n",
+         ran twice, and its disk agrees); `vmferry doctor` finds that one runner or none and nothing else that\n\
+         needs a human; the generation is the expected one; nothing is reserved and no migration is open; a guest that stayed can then be moved; when all is stopped no process, tap, port or\n\
+         launch directory is left; and no daemon logged anything at level ERROR.\n\n",
         about.date,
         about.commit,
         about.machine,
@@ -98,10 +98,10 @@ fn grid(store: Store, verdicts: &BTreeMap<&str, &Verdict>) -> String {
     for scenario in Scenario::EACH {
         let rows: Vec<_> =
             table::rows().into_iter().filter(|row| row.scenario == scenario).collect();
-        let _ = write!(text, "**{}**: {}\n\n", scenario.label(), scenario.explanation());
+        text.push_str(&format!("**{}**: {}\n\n", scenario.label(), scenario.explanation()));
         text.push_str("| point |");
         for victim in Victim::EACH {
-            let _ = write!(text, " {} |", victim.label().replace('-', " "));
+            text.push_str(&format!(" {} |", victim.label().replace('-', " ")));
         }
         text.push_str("\n|---|---|---|---|---|---|---|---|---|\n");
         for (point, planned) in rows.iter().flat_map(|row| row.points()) {
@@ -197,9 +197,9 @@ fn evidence(store: Store, verdicts: &BTreeMap<&str, &Verdict>) -> String {
     text.push_str(
         "`printed by`: how many QEMU processes the guest's lines came from, one after the other. \
          `still`: the longest\npause between two of its lines, the test's own waiting included. \
-         `errors`: lines at level ERROR in the daemons' logs.\n\n\
+         `warnings`: lines at level WARN in the daemons' logs.\n\n\
          | cell | migration | guest | generation | lines | printed by | still (ms) | source sees | \
-         destination sees | errors | seconds | why |\n\
+         destination sees | warnings | seconds | why |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for cell in cells(&[store]) {
@@ -222,7 +222,7 @@ fn evidence(store: Store, verdicts: &BTreeMap<&str, &Verdict>) -> String {
                         &still,
                         &seen.source,
                         &seen.destination,
-                        &seen.log_errors.len().to_string(),
+                        &seen.warnings.to_string(),
                         &seconds,
                         &seen.error,
                     ],
@@ -251,7 +251,7 @@ fn line(text: &mut String, columns: &[&str]) {
     text.push('|');
     for column in columns {
         let column = column.replace('|', "\\|").replace('\n', " ");
-        let _ = write!(text, " {column} |");
+        text.push_str(&format!(" {column} |"));
     }
     text.push('\n');
 }

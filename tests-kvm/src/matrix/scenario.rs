@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tonic::Status;
 use vmferry_proto::v1::{GetVmRequest, MigrateVmRequest, Migration, StartVmRequest, StopVmRequest};
 
@@ -146,11 +146,19 @@ pub(super) struct Stage {
     /// What leads to the point.
     pub(super) asked: Asked,
     /// The call that was made, which may be waiting at the point.
-    pub(super) call: JoinHandle<Result<Option<String>, Status>>,
+    pub(super) call: JoinSet<Result<Option<String>, Status>>,
     /// When it was made, on the host's monotonic clock.
     pub(super) since_us: u64,
     // Kept open: QEMU processes connect to it.
     _monitors: Option<Monitors>,
+}
+
+impl Stage {
+    /// Waits for the answer to the call.
+    pub(super) async fn answer(&mut self) -> Result<Result<Option<String>, Status>> {
+        let answer = self.call.join_next().await.context("the call was not made")?;
+        answer.context("make the call")
+    }
 }
 
 /// Brings a scenario about, up to the call that leads to the cell's point, where whoever comes is held.
@@ -259,7 +267,8 @@ async fn stage(
 ) -> Result<Stage> {
     let generation = generation(cluster, &vm).await?;
     let since_us = now_us();
-    let call = tokio::spawn({
+    let mut call = JoinSet::new();
+    call.spawn({
         let (clients, asked) = (cluster.clients.clone(), asked.clone());
         async move { asked.once(&clients).await }
     });
@@ -318,14 +327,11 @@ async fn queue(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stage> {
         let stage = stage(cluster, vm, asked, None).await?;
         return Ok(Stage { ballast: Some(ballast), ..stage });
     }
-    let stage = stage(cluster, vm, asked, None).await?;
-    wait_for("the move to be queued", POINT_BOUND, || async {
-        let done = stage.call.is_finished();
-        Ok(Level::from_condition(Holds::from(done), || "no answer".to_owned()))
-    })
-    .await?;
+    let mut stage = stage(cluster, vm, asked, None).await?;
+    let queued = stage.answer().await?.context("queue the move")?;
     hold(cluster, cell.point)?;
     make_room(cluster, &ballast).await?;
+    stage.call.spawn(async { Ok(queued) });
     Ok(Stage { ballast: Some(ballast), ..stage })
 }
 

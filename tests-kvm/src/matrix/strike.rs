@@ -9,8 +9,8 @@ use vmferry_proto::v1::{ListMigrationsRequest, Migration, Vm};
 use super::evidence::{self, Evidence};
 use super::scenario::{Asked, Scenario, Stage, begin, make_room, release_planners, wait_planner};
 use super::{Cell, End, Place, Point, Victim};
-use crate::cases::POINT_BOUND;
 use crate::cases::death::kill_qemu;
+use crate::cases::{POINT_BOUND, move_vm};
 use crate::client::describe;
 use crate::cluster::{Cluster, GuestVm};
 use crate::planners::Store;
@@ -34,7 +34,7 @@ pub async fn carry_out(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Evidenc
     let dead_planner = strike(cluster, cell, &stage, reached).await?;
     let (vm, ballast) = (stage.vm.clone(), stage.ballast.clone());
     let (generation, since_us) = (stage.generation, stage.since_us);
-    let answer = hear(cluster, cell, stage, dead_planner.is_some()).await?;
+    let answer = hear(cluster, cell, stage, dead_planner).await?;
     let migration = match &answer {
         Ok(Some(id)) => Some(id.clone()),
         Ok(None) | Err(_) => only_migration(cluster, &vm).await?.map(|migration| migration.id),
@@ -48,19 +48,34 @@ pub async fn carry_out(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Evidenc
     let (end, migration) = conclude(cluster, cell, &vm, migration.as_deref(), &answer).await?;
     expect_place(cluster, &vm, end.place).await?;
     cluster.clients.expect_nothing_open(Duration::from_secs(10)).await?;
+    let alone = match end.place {
+        Place::Source => Some("a"),
+        Place::Destination => Some("b"),
+        Place::Lost | Place::Stopped => None,
+    };
+    cluster.clients.expect_well(&vm, alone).await?;
     let after = expect_generation(cluster, &vm, generation + end.generations).await?;
     if let Some(planner) = dead_planner
         && cell.store == Store::Postgres
     {
         come_back(cluster, planner, migration.as_ref()).await?;
     }
+    let goes_again = cell.scenario != Scenario::QueueCancel
+        && end.phase == Some("aborted")
+        && end.place == Place::Source;
     let seen = evidence::Seen {
         end,
         generation: after.generation,
         error: migration.map_or(after.error, |migration| migration.error),
         since_us,
     };
-    evidence::gather(cluster, cell, &vm, seen).await
+    let evidence = evidence::gather(cluster, &vm, seen).await?;
+    if goes_again {
+        // A guest that stayed can be moved as if nothing had been.
+        cluster.wait_heard().await?;
+        move_vm(cluster, &vm, "b").await.context("the move after")?;
+    }
+    Ok(evidence)
 }
 
 /// Waits until somebody waits at the point; returns which planner, if it is one.
@@ -129,6 +144,10 @@ async fn strike(
     }
     if let Some(host) = machine {
         cluster.host(host)?.crash(lab).await?;
+        if cell.scenario == Scenario::Start {
+            // A start that nobody has seen to end goes on when the host is back.
+            stage.vm.serial.forget();
+        }
     }
     for host in cluster.host_names() {
         cluster.host(host)?.faults.disarm()?;
@@ -163,20 +182,19 @@ fn planner<'c>(
 
 /// Takes the answer to the call; whoever got none because the planner died asks again.
 async fn hear(
-    cluster: &mut Cluster<'_>,
+    cluster: &Cluster<'_>,
     cell: &Cell,
-    stage: Stage,
-    planner_died: bool,
+    mut stage: Stage,
+    dead_planner: Option<usize>,
 ) -> Result<Result<Option<String>, Status>> {
-    let answer = stage.call.await.context("make the call")?;
-    let status = match answer {
+    let status = match stage.answer().await? {
         Ok(id) => return Ok(Ok(id)),
         Err(status) => status,
     };
     if !cluster.clients.is_away(&status) {
         return Ok(Err(status));
     }
-    if !planner_died {
+    if dead_planner.is_none() {
         bail!("a call was not answered although its planner lives: {status}");
     }
     // A cancel that was written holds without being asked for again.
@@ -184,10 +202,8 @@ async fn hear(
     if written && let Asked::Cancel(id) = &stage.asked {
         return Ok(Ok(Some(id.clone())));
     }
-    if cell.store == Store::Sqlite {
-        // It has to hear of its hosts first; asked before that, it says so.
-        cluster.wait_ready().await?;
-    }
+    // Asked before it has heard of the hosts that came back, it says so.
+    cluster.wait_heard().await?;
     stage.asked.until_answered(&cluster.clients).await
 }
 
@@ -253,7 +269,7 @@ async fn conclude(
     if fitting.len() > 1 {
         // The same phase, the guest elsewhere: what the planner says of the VM decides which.
         let lost = |end: &End| end.place == Place::Lost;
-        let power = cluster.clients.wait_vm(vm, END_BOUND, |vm| is_settled(vm)).await?.power;
+        let power = cluster.clients.wait_vm(vm, END_BOUND, is_settled).await?.power;
         fitting.retain(|end| lost(end) == (power == "lost"));
     }
     match (fitting.first(), &migration) {
@@ -310,7 +326,7 @@ async fn come_back(
     cluster.wait_ready().await.context("both planners, after the dead one came back")?;
     let Some(before) = migration else { return Ok(()) };
     cluster.clients.ask_planner(number);
-    let same = |m: &Migration| m.phase == before.phase && m.seq == before.seq;
+    let same = |m: &Migration| m.phase == before.phase;
     cluster
         .clients
         .wait_migration(&before.id, "to be as the other planner left it", POINT_BOUND, same)

@@ -42,6 +42,7 @@ pub(super) const RETURNED: End = ended("aborted", Place::Source, 2);
 pub(super) const GUEST_LOST: End = ended("failed", Place::Lost, 0);
 pub(super) const GUEST_CRASHED: End = ended("failed", Place::Lost, 1);
 const ARRIVED_AND_LOST: End = ended("done", Place::Lost, 1);
+const REFUSED: End = ended("refused", Place::Lost, 0);
 const STAYED_AND_LOST: End = ended("aborted", Place::Lost, 0);
 /// A first start takes the first generation.
 pub(super) const STARTED: End = End { phase: None, place: Place::Source, generations: 1 };
@@ -94,9 +95,9 @@ pub fn rows() -> Vec<Row> {
         //                                                      |     |     |     |     |     receiver's QEMU
         //                                                      |     |     |     |     |     |     source as a machine
         //                                                      |     |     |     |     |     |     |     destination as a machine
-        row(S::Move, "admitted", same("admitted"),             [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE],
+        row(S::Move, "admitted", same("admitted"),             [DONE, DONE, DONE, DONE, ASKD, NONE, ASKD, DONE],
                                                                [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
-        row(S::Move, "armed", same("armed"),                   [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+        row(S::Move, "armed", same("armed"),                   [DONE, DONE, DONE, DONE, LOST, AGAN, LOST, AGAN],
                                                                [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
         row(S::Move, "ordered", same("ordered"),               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
                                                                [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
@@ -122,7 +123,7 @@ pub fn rows() -> Vec<Row> {
                                                                [NEXT, NEXT, NEXT, NEXT, GNE2, GON1, GNE2, NEXT]),
         row(S::LostSource, "failed", same("failed"),           [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST],
                                                                [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST]),
-        row(S::Queue, "queued", same("queued"),                [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE],
+        row(S::Queue, "queued", same("queued"),                [DONE, DONE, DONE, DONE, ASKQ, NONE, ASKQ, DONE],
                                                                [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE]),
         row(S::Queue, "admitted", same("admitted"),            [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE],
                                                                [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
@@ -139,6 +140,13 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
+/// Nothing is written yet, and the planner that knows the guest to run dies: another one that is
+/// asked refuses to move a guest that is gone, unless it has not heard of that either.
+const ASKD: Planned = Differs { goes_on: &[GUEST_LOST], looks_anew: &[REFUSED, GUEST_LOST] };
+const ASKQ: Planned =
+    Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[REFUSED, STAYED_AND_LOST] };
+/// A receiver that died before it was written down where it listens is started again.
+const AGAN: Planned = Differs { goes_on: &[STAYED], looks_anew: &[ARRIVED] };
 /// The guest was seen on the destination, which then falls silent: the source is released before or
 /// after the destination comes back to say that the guest crashed.
 const MUTE: Planned = Ends(&[GUEST_CRASHED, ARRIVED_AND_LOST]);
