@@ -265,9 +265,10 @@ impl Lane {
         if journalled == Some(Journalled::Once) {
             self.record = VmRecord::clone(&self.shared.record.borrow());
             self.discard();
-            return;
+        } else {
+            self.record = noted;
         }
-        self.record = noted;
+        self.record.fence.refused();
         if let Err(error) = self.persist().await {
             tracing::error!(%error, "cannot note a refused command");
         }

@@ -132,6 +132,14 @@ impl FenceState {
         }
     }
 
+    /// Notes that the last command was refused: who asked was told so, and has gone on from that.
+    /// A copy of it that arrives later is refused as well.
+    pub fn refused(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.digest.clear();
+        }
+    }
+
     /// Decides on a claim.
     #[must_use]
     pub fn decide_claim(
@@ -247,6 +255,15 @@ mod tests {
     #[test]
     fn a_repeat_that_was_never_answered_is_carried_out_again() {
         assert_eq!(known().decide(&fence(3, 5, 2), "arm"), Decision::Resume);
+    }
+
+    #[test]
+    fn a_repeat_of_a_refused_command_is_refused() {
+        let mut state = known();
+        state.refused();
+        let refusal = FenceRefusal::StepReused { step: Step::from_stored(2) };
+        assert_eq!(state.decide(&fence(3, 5, 2), "arm"), Decision::Refuse(refusal));
+        assert_eq!(state.decide(&fence(3, 5, 3), "arm"), Decision::Execute);
     }
 
     #[test]
