@@ -214,6 +214,10 @@ fn settled(action: &PowerAction, observation: &VmObservation) -> Option<Ends> {
         }),
         // That its agent does not know the VM is no proof: a journal that was lost knows nothing
         // either. The agent is told to stop it, and then looks whether anything of it runs.
+        //
+        // Nor is it one that the VM is gone from a host that knows a newer owner than the action: it
+        // runs elsewhere by then.
+        PowerKind::Stop if observation.generation > action.generation.value() => None,
         PowerKind::Stop => stopped(observation).map(|gone| Ends {
             phase: PowerPhase::Done,
             power: PowerState::Stopped,
