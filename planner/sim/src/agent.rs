@@ -26,7 +26,7 @@ use vmferry_types::{Claim, Generation, HostId, MigrationId, Step, VmId};
 use crate::bugs::Bug;
 use crate::fence::{Stale, Verdict, Word};
 use crate::host::short;
-use crate::journal::{Order, Record};
+use crate::journal::{Order, Outgoing, Part, Record};
 use crate::world::{Invariant, Mishap, PointKind, State, World};
 
 pub(crate) use learn::Judged;
@@ -114,6 +114,8 @@ impl Refusal {
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
     Claim(v1::ClaimRequest),
+    /// The next claim, for someone without a planner.
+    NextClaim(VmId, MigrationId),
     Execute(Box<v1::ExecuteRequest>),
     Observe(v1::ObserveRequest),
     Describe(VmId),
@@ -152,6 +154,9 @@ impl Agent {
         match ask {
             Ask::Claim(request) => {
                 self.claim(&request).await.map(|seen| Tell::Observation(Box::new(seen)))
+            }
+            Ask::NextClaim(vm, migration) => {
+                self.lend(vm, migration).await.map(|seen| Tell::Observation(Box::new(seen)))
             }
             Ask::Execute(request) => {
                 self.execute(*request).await.map(|reply| Tell::Reply(Box::new(reply)))
@@ -259,6 +264,53 @@ impl Agent {
         Ok(self.observe(vm))
     }
 
+    /// Takes the next claim for a caller that has no planner to count for it.
+    async fn lend(&self, vm: VmId, migration: MigrationId) -> Result<v1::VmObservation, Refusal> {
+        let _lane = self.lock(vm).await;
+        self.step().await;
+        self.ready(vm)?;
+        let Some(mut record) = self.record(vm) else {
+            return Err(Refusal::new("unknown_vm", "this host knows no such VM"));
+        };
+        let lends = self.world.with(|state| state.bugged(Bug::AgentLendsClaim));
+        if self.open_admission(&record) && !lends {
+            return Err(Refusal::new("migration_open", "a migration of the VM is open"));
+        }
+        let word = Word {
+            migration,
+            generation: record.fence.generation,
+            claim: record.fence.claim.next(),
+            step: Step::from_stored(0),
+        };
+        record.fence.take(&word).map_err(|stale| refused(stale, &record))?;
+        self.write(vm, |known| *known = record);
+        self.step().await;
+        Ok(self.observe(vm))
+    }
+
+    /// Says whether the journal holds a migration of the VM that has not ended.
+    fn open_admission(&self, record: &Record) -> bool {
+        match &record.part {
+            Part::Absent | Part::Stopped => false,
+            Part::Receiver { .. } => true,
+            Part::Running { process, outgoing, held } => {
+                let settled = |sent: &Outgoing| match sent.order {
+                    Order::Open | Order::Handed => false,
+                    Order::GaveUp(_) | Order::TakenBack(_) => true,
+                };
+                let sends = outgoing.as_ref().is_some_and(|sent| !settled(sent));
+                let given = record.fence.migration.is_some_and(|id| id != process.admission);
+                let busy = self.world.with(|state| {
+                    let there = state.host(&self.host);
+                    there
+                        .and_then(|there| there.by_launch(process.launch))
+                        .is_some_and(|qemu| qemu.busy() || qemu.run != RunState::Running)
+                });
+                held.is_some() || sends || (given && busy)
+            }
+        }
+    }
+
     async fn execute(&self, request: v1::ExecuteRequest) -> Result<v1::ExecuteReply, Refusal> {
         let fence = request.fence.clone().unwrap_or_default();
         let vm = vm_id(&fence.vm_id)?;
@@ -282,7 +334,14 @@ impl Agent {
         self.hear(vm, word.claim);
         self.write(vm, |record| record.fence.note(&word, request.clone()));
         self.step().await;
-        let mut reply = self.act(vm, &word, request.action.clone()).await?;
+        let acted = self.act(vm, &word, request.action.clone()).await;
+        let mut reply = match acted {
+            Ok(reply) => reply,
+            Err(refusal) => {
+                self.write(vm, |record| record.fence.refused());
+                return Err(refusal);
+            }
+        };
         reply.observation = Some(self.observe(vm));
         let answer = reply.clone();
         self.write(vm, |record| {

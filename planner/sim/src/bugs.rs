@@ -32,6 +32,14 @@ pub enum Bug {
     AgentLeaksTap,
     /// A restarted agent lets everything go on that stands still.
     AgentStartsBySelf,
+    /// The agent says of a transfer what was true of the one before: that it is completed.
+    AgentTellsOldCompletion,
+    /// The agent starts a receiver before its journal names it.
+    AgentActsBeforeNote,
+    /// The agent boots a guest again whose process it did not live to note.
+    AgentBootsTwice,
+    /// The agent lends the next claim to someone without a planner while a migration is open.
+    AgentLendsClaim,
     /// A planner that takes over keeps the claim of the one before.
     PlannerKeepsClaim,
     /// A planner counts a look as an answer to its claim.
@@ -40,6 +48,20 @@ pub enum Bug {
     PlannerTakesSilenceForDeath,
     /// A planner lets the destination go on as soon as it has ordered the switchover.
     PlannerContinuesEarly,
+    /// A planner lets the source go on as soon as it has told the receiver to end.
+    PlannerResumesEarly,
+    /// A planner ends the receiver because the source is dead.
+    PlannerDestroysBlindly,
+    /// A planner kills an overdue source before it has written that it goes forward.
+    PlannerKillsUndecided,
+    /// A planner releases the source for its newer generation alone.
+    PlannerReleasesEarly,
+    /// A VM is lost once its host is silent: it may be started elsewhere.
+    StoreTakesSilenceForLoss,
+    /// The store carries a transaction out again whose answer was lost.
+    StoreCommitsTwice,
+    /// An operator declares a host dead that runs on.
+    OperatorLies,
     /// The store writes a row that was decided on an older one.
     StoreWritesAnyway,
     /// The store says that a row is written, and it is not always.
@@ -62,10 +84,21 @@ impl Bug {
         Self::AgentLiesAboutGone,
         Self::AgentLeaksTap,
         Self::AgentStartsBySelf,
+        Self::AgentTellsOldCompletion,
+        Self::AgentActsBeforeNote,
+        Self::AgentBootsTwice,
+        Self::AgentLendsClaim,
         Self::PlannerKeepsClaim,
         Self::PlannerClaimsUnheard,
         Self::PlannerTakesSilenceForDeath,
         Self::PlannerContinuesEarly,
+        Self::PlannerResumesEarly,
+        Self::PlannerDestroysBlindly,
+        Self::PlannerKillsUndecided,
+        Self::PlannerReleasesEarly,
+        Self::StoreTakesSilenceForLoss,
+        Self::StoreCommitsTwice,
+        Self::OperatorLies,
         Self::StoreWritesAnyway,
         Self::StoreLosesWrites,
     ];

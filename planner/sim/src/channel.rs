@@ -317,6 +317,7 @@ impl State {
         let (host, pid) = channel.source.clone();
         if let Some(qemu) = self.qemu_mut(&host, pid) {
             qemu.transfer = TransferState::Completed;
+            qemu.sent = true;
             qemu.run = RunState::PostMigrate;
             qemu.silent = false;
         }

@@ -23,6 +23,8 @@ pub(crate) struct Fence<B, A> {
     pub(crate) step: Step,
     /// The command of that step, and its answer, once there was one.
     pub(crate) last: Option<(B, Option<A>)>,
+    /// It was refused.
+    pub(crate) last_refused: bool,
 }
 
 impl<B, A> Default for Fence<B, A> {
@@ -33,6 +35,7 @@ impl<B, A> Default for Fence<B, A> {
             migration: None,
             step: Step::from_stored(0),
             last: None,
+            last_refused: false,
         }
     }
 }
@@ -71,6 +74,9 @@ impl<B: PartialEq, A: Clone> Fence<B, A> {
             (std::cmp::Ordering::Less, _) | (std::cmp::Ordering::Equal, None) => {
                 Verdict::Refuse(Stale::Claim)
             }
+            (std::cmp::Ordering::Equal, Some(_)) if self.last_refused => {
+                Verdict::Refuse(Stale::Step)
+            }
             (std::cmp::Ordering::Equal, Some((known, answer))) if known == body => {
                 // Begun and never answered: its effects are idempotent.
                 answer.clone().map_or(Verdict::Execute, Verdict::Replay)
@@ -86,6 +92,12 @@ impl<B: PartialEq, A: Clone> Fence<B, A> {
         self.migration = Some(word.migration);
         self.step = word.step;
         self.last = Some((body, None));
+        self.last_refused = false;
+    }
+
+    /// Notes that the last command was refused: a copy of it that arrives later is, too.
+    pub(crate) fn refused(&mut self) {
+        self.last_refused = true;
     }
 
     /// Takes a claim, or says why not.
@@ -103,6 +115,7 @@ impl<B: PartialEq, A: Clone> Fence<B, A> {
             self.claim = word.claim;
             self.step = Step::from_stored(0);
             self.last = None;
+            self.last_refused = false;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use vmferry_types::{Bytes, HostId, VmId};
 use crate::agent::{AgentProcess, Sight};
 use crate::journal::{Cont, Journal, Part};
 use crate::qemu::Qemu;
-use crate::world::{Invariant, State};
+use crate::world::{Invariant, State, Told};
 
 /// One host.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct Host {
     pub(crate) boot: u32,
     /// It never comes back.
     pub(crate) for_good: bool,
+    /// An operator said so to a planner.
+    pub(crate) declared: bool,
     pub(crate) journal: Journal,
     pub(crate) qemus: BTreeMap<u32, Qemu>,
     /// What shims wrote of exits, by launch. Gone with the boot.
@@ -69,6 +71,7 @@ impl Host {
             up: true,
             boot: 1,
             for_good: false,
+            declared: false,
             journal: Journal::default(),
             qemus: BTreeMap::new(),
             exits: BTreeMap::new(),
@@ -135,6 +138,7 @@ impl State {
                 attempt: 0,
                 error: String::new(),
                 bytes: 0,
+                sent: false,
                 image: 0,
                 silent: false,
                 autostart: false,
@@ -288,6 +292,7 @@ impl State {
             })
         });
         let (now, window) = (self.at_ms(), self.decision_ms());
+        let knew = self.knew_of_the_other(host, qemu);
         let Some(guest) = self.guests.get_mut(&qemu.vm) else { return };
         if guest.runs.as_ref() == Some(&(host.clone(), qemu.pid)) {
             guest.runs = None;
@@ -305,7 +310,7 @@ impl State {
                 guest.lost.get_or_insert_with(|| format!("{ended} on {host}"));
             }
             // What a command rests on may have died while it was on its way: nobody can know.
-            Killer::Command if guest.copy_lost_ms.is_some_and(|at| now <= at + window) => {
+            Killer::Command if !knew && guest.copy_lost_ms.is_some_and(|at| now <= at + window) => {
                 guest.lost.get_or_insert_with(|| "its copies were lost at once".to_owned());
             }
             Killer::Command => {
@@ -320,6 +325,18 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Whether whoever commands this process's end was told before that the other end is gone.
+    fn knew_of_the_other(&self, host: &HostId, qemu: &Qemu) -> bool {
+        let record = self.host(host).and_then(|there| there.journal.records.get(&qemu.vm));
+        let other = match record.map(|record| &record.part) {
+            Some(Part::Receiver { .. }) => Told::Source,
+            Some(Part::Running { .. }) => Told::Destination,
+            Some(Part::Absent | Part::Stopped) | None => return false,
+        };
+        let newest = self.words.get(&(host.clone(), qemu.vm));
+        newest.is_some_and(|(claim, step)| self.knew(qemu.vm, (claim.value(), step.value()), other))
     }
 
     /// How old what a decision rests on may be by the time its command is carried out.

@@ -60,9 +60,12 @@ impl State {
     }
 
     /// I2: generations never go back.
-    fn gives_out(&mut self, vm: VmId, generation: Generation) {
+    pub(crate) fn gives_out(&mut self, vm: VmId, generation: Generation) {
+        let unheard = self.by_hand.contains(&vm);
         let newest = self.ledger.entry(vm).or_insert(generation);
-        if generation < *newest {
+        if generation < *newest && unheard {
+            // Its row follows with the next report; until then agents refuse what it owes.
+        } else if generation < *newest {
             let newest = *newest;
             self.violated(
                 Invariant::Generations,
@@ -131,8 +134,27 @@ impl State {
                 guest.blindly = !known;
             }
         }
+        if row.migration.label() == PhaseLabel::Failed && before.label() != PhaseLabel::Failed {
+            self.check_given_up(&row.migration);
+        }
         if row.migration.label().is_terminal() && !before.label().is_terminal() {
             *self.counts.ended.entry(row.migration.label()).or_default() += 1;
+        }
+    }
+
+    /// I5: a guest is given up only if something happened to it.
+    fn check_given_up(&mut self, migration: &Migration) {
+        let lost = self
+            .guests
+            .get(&migration.vm)
+            .is_some_and(|guest| guest.lost.is_some() || guest.off || guest.blindly);
+        if !lost {
+            let what = format!(
+                "{} is given up though nothing happened to it: {:?}",
+                short(migration.vm),
+                migration.phase.cause()
+            );
+            self.violated(Invariant::NotLost, what);
         }
     }
 
@@ -148,12 +170,18 @@ impl State {
             let what = format!("{count} QEMU processes of {} run", short(*vm));
             self.violated(Invariant::OneRuns, what);
         }
-        let older =
-            self.tables.vms.values().find(|row| {
-                self.ledger.get(&row.id).is_some_and(|newest| row.generation < *newest)
-            });
-        if let Some(row) = older {
-            let what = format!("the row of {} is of generation {}", row.name, row.generation);
+        let mut back = None;
+        for row in self.tables.vms.values() {
+            let newest = self.rows_seen.entry(row.id).or_insert(row.generation);
+            if row.generation < *newest {
+                back = Some(format!(
+                    "the row of {} goes from {newest} to {}",
+                    row.name, row.generation
+                ));
+            }
+            *newest = row.generation;
+        }
+        if let Some(what) = back {
             self.violated(Invariant::Generations, what);
         }
     }
@@ -279,19 +307,6 @@ impl State {
             Ok(replayed) if replayed == *migration => {}
             Ok(_) => found.push((Invariant::Replays, format!("the log of {vm} leads elsewhere"))),
             Err(why) => found.push((Invariant::Replays, format!("the log of {vm}: {why}"))),
-        }
-        if migration.label() == PhaseLabel::Failed {
-            let lost = self
-                .guests
-                .get(&migration.vm)
-                .is_some_and(|guest| guest.lost.is_some() || guest.off);
-            if !lost {
-                let what = format!(
-                    "{vm} is given up though nothing happened to it: {:?}",
-                    migration.phase.cause()
-                );
-                found.push((Invariant::NotLost, what));
-            }
         }
     }
 

@@ -11,6 +11,7 @@
 
 mod agent;
 pub mod bugs;
+mod by_hand;
 mod channel;
 mod cluster;
 pub mod dice;
@@ -20,6 +21,7 @@ mod host;
 mod invariants;
 mod journal;
 mod life;
+mod mistakes;
 mod network;
 mod operator;
 mod populate;

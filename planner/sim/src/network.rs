@@ -11,17 +11,17 @@ use futures::stream::{BoxStream, StreamExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use vmferry_planner::agents::{AgentError, Agents, Answer};
-use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
-    CheckReply, ClaimRequest, ContinueDestination, ExecuteReply, ExecuteRequest, HostReport,
-    ObserveRequest, SourceDescription, VmObservation,
+    CheckReply, ClaimRequest, ExecuteReply, ExecuteRequest, HostReport, ObserveRequest,
+    SourceDescription, VmObservation,
 };
-use vmferry_types::{HostId, VmId};
+use vmferry_types::{HostId, Role, VmId};
 
 use crate::agent::{Ask, Refusal, Tell};
 use crate::bugs::Bug;
 use crate::life::{Fate, Life};
-use crate::world::{Mishap, Place, PointKind, World};
+use crate::mistakes::taken_for_dead;
+use crate::world::{Mishap, Place, PointKind, State, Told, World};
 
 /// A dead peer is noticed within this.
 const KEEPALIVE_MS: u64 = 5_000;
@@ -40,7 +40,7 @@ pub(crate) struct SimAgents {
 
 /// Why there is no answer.
 #[derive(Clone, Debug)]
-enum NoAnswer {
+pub(crate) enum NoAnswer {
     Silence(&'static str),
     Refused(Refusal),
 }
@@ -51,7 +51,7 @@ enum NoAnswer {
     clippy::struct_excessive_bools,
     reason = "facts that are true or not, each by itself, as a world has them"
 )]
-struct Passage {
+pub(crate) struct Passage {
     delay: Duration,
     arrives: bool,
     answered: bool,
@@ -62,6 +62,11 @@ struct Passage {
 }
 
 impl Passage {
+    /// A message that nothing befalls but a delay.
+    pub(crate) const fn plain(delay: Duration) -> Self {
+        Self { delay, arrives: true, answered: true, again: None, refused: false }
+    }
+
     /// Draws how a message fares.
     fn draw(world: &World, fate: Fate, kind: PointKind) -> Self {
         world.with(|state| {
@@ -69,8 +74,7 @@ impl Passage {
             let storm = state.at_ms() < weather.calm_at_ms;
             let dice = &mut state.dice.network;
             let delay = dice.millis(0, weather.delay_max);
-            let mut passage =
-                Self { delay, arrives: true, answered: true, again: None, refused: false };
+            let mut passage = Self::plain(delay);
             let commands = kind == PointKind::Command;
             if storm {
                 passage.arrives = !dice.chance(weather.lost / 2);
@@ -126,9 +130,11 @@ impl SimAgents {
     async fn ask(&self, host: &HostId, operation: &'static str, ask: Ask) -> Answer<Tell> {
         let (kind, deadline) = match &ask {
             Ask::Execute(_) => (PointKind::Command, COMMAND_DEADLINE),
-            Ask::Claim(_) | Ask::Observe(_) | Ask::Describe(_) | Ask::Check => {
-                (PointKind::Look, LOOK_DEADLINE)
-            }
+            Ask::Claim(_)
+            | Ask::NextClaim(..)
+            | Ask::Observe(_)
+            | Ask::Describe(_)
+            | Ask::Check => (PointKind::Look, LOOK_DEADLINE),
         };
         let fate = self.life.before(kind).await;
         let world = &self.life.world;
@@ -166,32 +172,14 @@ impl SimAgents {
         }
     }
 
-    /// The deliberate mistake: an order is as good as a commit.
-    fn continue_early(&self, request: &ExecuteRequest) {
-        let ordered = matches!(request.action, Some(Action::OrderSwitchover(_)));
-        let world = &self.life.world;
-        if !ordered || !world.with(|state| state.bugged(Bug::PlannerContinuesEarly)) {
-            return;
-        }
-        let Some(mut fence) = request.fence.clone() else { return };
-        let destination = world.with(|state| {
-            let mut rows = state.tables.migrations.values();
-            let row = rows.find(|row| row.migration.id.to_string() == fence.migration_id)?;
-            row.migration.destination().cloned()
+    /// Notes when a command left.
+    fn note_sent(&self, request: &ExecuteRequest) {
+        let Some(fence) = &request.fence else { return };
+        let Ok(vm) = fence.vm_id.parse::<VmId>() else { return };
+        self.life.world.with(|state| {
+            let at = state.at_ms();
+            state.sent.insert((vm, fence.claim, fence.step), at);
         });
-        let Some(destination) = destination else { return };
-        fence.generation += 1;
-        fence.step += 1;
-        let action = Some(Action::ContinueDestination(ContinueDestination {}));
-        let early = ExecuteRequest { fence: Some(fence), action };
-        let passage = Passage {
-            delay: Duration::from_millis(60),
-            arrives: true,
-            answered: true,
-            again: None,
-            refused: false,
-        };
-        world.carry(self.place(), destination, Ask::Execute(Box::new(early)), passage, None);
     }
 
     fn observation(tell: Tell) -> VmObservation {
@@ -202,12 +190,47 @@ impl SimAgents {
     }
 }
 
-type Answerer = oneshot::Sender<Result<Tell, NoAnswer>>;
+impl State {
+    /// Notes what a planner was told in an answer.
+    fn told(&mut self, tell: &Tell) {
+        match tell {
+            Tell::Observation(seen) => self.told_of(seen),
+            Tell::Reply(reply) => {
+                if let Some(seen) = &reply.observation {
+                    self.told_of(seen);
+                }
+            }
+            Tell::Description(_) | Tell::Check(_) => {}
+        }
+    }
+
+    /// Notes that whoever holds a claim was told that one end's process is gone.
+    fn told_of(&mut self, seen: &VmObservation) {
+        let end = match Role::from_label(&seen.role) {
+            Some(Role::Running | Role::Held) => Told::Source,
+            Some(Role::Receiver) => Told::Destination,
+            Some(Role::Stopped | Role::Absent) | None => return,
+        };
+        if let (Some(_), Ok(vm)) = (&seen.gone, seen.vm_id.parse()) {
+            let at = self.at_ms();
+            self.ends_told.entry((vm, seen.claim, end)).or_insert(at);
+        }
+    }
+
+    /// Says whether a command left a planner that knew by then that an end's process is gone.
+    pub(crate) fn knew(&self, vm: VmId, (claim, step): (u64, u64), end: Told) -> bool {
+        let told = self.ends_told.get(&(vm, claim, end));
+        let sent = self.sent.get(&(vm, claim, step));
+        matches!((told, sent), (Some(told), Some(sent)) if told < sent)
+    }
+}
+
+pub(crate) type Answerer = oneshot::Sender<Result<Tell, NoAnswer>>;
 
 impl World {
     /// Carries a message to an agent, and its answer back, whatever becomes of who sent it.
     #[expect(clippy::too_many_arguments, reason = "a message with all that befalls it")]
-    fn carry(
+    pub(crate) fn carry(
         &self,
         from: Place,
         host: HostId,
@@ -254,7 +277,10 @@ impl World {
         }
         match told {
             None => Err(NoAnswer::Silence("the connection broke")),
-            Some(Ok(tell)) => Ok(tell),
+            Some(Ok(tell)) => {
+                self.with(|state| state.told(&tell));
+                Ok(tell)
+            }
             Some(Err(refusal)) => Err(NoAnswer::Refused(refusal)),
         }
     }
@@ -300,6 +326,7 @@ impl World {
                 drop(out.send(None).await);
                 return;
             }
+            self.with(|state| state.told_of(&seen));
             if out.send(Some(seen)).await.is_err() {
                 return;
             }
@@ -343,7 +370,8 @@ impl Agents for SimAgents {
         request: ExecuteRequest,
     ) -> BoxFuture<'a, Answer<ExecuteReply>> {
         Box::pin(async move {
-            self.continue_early(&request);
+            self.mistaken_command(&request);
+            self.note_sent(&request);
             let told = self.ask(host, "execute", Ask::Execute(Box::new(request))).await?;
             Ok(match told {
                 Tell::Reply(reply) => *reply,
@@ -364,7 +392,13 @@ impl Agents for SimAgents {
             let dead = self.life.world.with(|state| state.bugged(Bug::PlannerTakesSilenceForDeath));
             match told {
                 Err(AgentError::Unreachable { .. }) if dead => Ok(taken_for_dead(host, &request)),
-                told => told.map(Self::observation),
+                told => {
+                    let seen = told.map(Self::observation);
+                    if let Ok(seen) = &seen {
+                        self.mistaken_hearing(seen);
+                    }
+                    seen
+                }
             }
         })
     }
@@ -433,24 +467,5 @@ impl Agents for SimAgents {
                 reason: "no answer in time".to_owned(),
             })
         })
-    }
-}
-
-/// The deliberate mistake: who does not answer is gone.
-fn taken_for_dead(host: &HostId, request: &ObserveRequest) -> VmObservation {
-    use vmferry_proto::v1::{GoneProof, Knowledge, ProofKind};
-    VmObservation {
-        host_id: host.to_string(),
-        vm_id: request.vm_id.clone(),
-        boot_id: "unheard".to_owned(),
-        claim: request.claim,
-        knowledge: Knowledge::Known.into(),
-        role: "absent".to_owned(),
-        gone: Some(GoneProof {
-            kind: ProofKind::ProcessAbsent.into(),
-            host_id: host.to_string(),
-            ..GoneProof::default()
-        }),
-        ..VmObservation::default()
     }
 }

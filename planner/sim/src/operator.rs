@@ -5,13 +5,14 @@ use std::time::Duration;
 use vmferry_planner::clock::simulated;
 use vmferry_planner_core::migration::{Event, Gate, Gates, Phase, Switchover};
 use vmferry_proto::v1;
-use vmferry_types::MigrationId;
+use vmferry_types::{HostId, MigrationId};
 
+use crate::bugs::Bug;
 use crate::cluster::{Cluster, Running};
 use crate::dice::Dice;
-use crate::populate::definition;
+use crate::populate::{definition, vm_id};
 use crate::weather::Weather;
-use crate::world::State;
+use crate::world::{Place, State};
 
 /// The names of a world's hosts.
 pub(crate) const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
@@ -21,6 +22,10 @@ pub(crate) const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
 pub enum Asked {
     /// That a VM moves.
     Move,
+    /// That a VM moves, its guest held still from the beginning.
+    MoveHeld,
+    /// That a VM moves live, or held if that is refused.
+    MoveSomehow,
     /// That a VM is started.
     Start,
     /// That a guest is asked to power off.
@@ -55,6 +60,17 @@ impl Cluster {
                 HOSTS.get(at).copied().unwrap_or_default()
             };
             let cancel = dice.chance(weather.cancelled).then(|| dice.millis(0, 4_000));
+            let asked = match asked {
+                Asked::Move if dice.chance(weather.held) => Asked::MoveHeld,
+                Asked::Move if dice.chance(weather.downgrades) => Asked::MoveSomehow,
+                asked => asked,
+            };
+            if dice.below(moves + powers) < u64::from(weather.by_hand) {
+                let at = usize::try_from(dice.below(u64::from(weather.hosts))).unwrap_or(0);
+                let to = crate::channel::host(HOSTS.get(at).copied().unwrap_or("a"));
+                self.world.spawn(self.world.clone().move_by_hand(vm_id(vm), to));
+                continue;
+            }
             let running = self.running();
             let Some(running) = dice.pick(&running).cloned() else { continue };
             let request = Request { asked, vm, host, cancel };
@@ -69,8 +85,12 @@ impl Cluster {
         let planner = &running.planner;
         let asks = async {
             match asked {
-                Asked::Move => {
+                Asked::Move | Asked::MoveHeld | Asked::MoveSomehow => {
+                    let method = if asked == Asked::MoveHeld { "snapshot" } else { "" };
+                    let downgrade = if asked == Asked::MoveSomehow { "snapshot" } else { "" };
                     let asked = v1::MigrateVmRequest {
+                        method: method.to_owned(),
+                        downgrade: downgrade.to_owned(),
                         vm_name: name.clone(),
                         target_host: host.to_owned(),
                         queue_deadline_ms: 120_000,
@@ -160,6 +180,44 @@ impl Cluster {
             });
         };
         on(&running, opens).await;
+    }
+}
+
+impl Cluster {
+    /// Comes by now and then, and says of hosts that were switched off for good that they are dead.
+    pub(crate) async fn declare_the_dead(self, mut dice: Dice) {
+        loop {
+            tokio::time::sleep(dice.millis(500, 40_000)).await;
+            let lies = self.world.with(|state| state.bugged(Bug::OperatorLies));
+            let Some(running) = self.running().into_iter().next() else { continue };
+            let place = Place::Planner(running.life.number);
+            let dead: Vec<HostId> = self.world.with(|state| {
+                let silent = |host: &HostId| !state.connected(&place, &Place::Host(host.clone()));
+                let off = |host: &HostId| state.host(host).is_some_and(|there| there.for_good);
+                let named = state.hosts.keys();
+                named.filter(|host| off(host) || (lies && silent(host))).cloned().collect()
+            });
+            for host in dead {
+                let asked = v1::DeclareHostDeadRequest {
+                    host: host.to_string(),
+                    confirmation: "i-have-powered-it-off".to_owned(),
+                    reason: "it burnt".to_owned(),
+                    by: "operator".to_owned(),
+                };
+                let told = on(&running, running.planner.declare_host_dead(asked)).await;
+                self.world.with(|state| {
+                    let declared = matches!(told, Some(Ok(_)));
+                    if let Some(there) = state.hosts.get_mut(&host).filter(|_| declared) {
+                        there.declared = true;
+                    }
+                    state.note(|| match told {
+                        Some(Err(error)) => format!("host {host} is not dead: {error}"),
+                        Some(Ok(_)) => format!("host {host} is declared dead"),
+                        None => format!("nobody hears that host {host} is dead"),
+                    });
+                });
+            }
+        }
     }
 }
 

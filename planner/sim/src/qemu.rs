@@ -27,6 +27,8 @@ pub(crate) struct Qemu {
     pub(crate) attempt: u32,
     pub(crate) error: String,
     pub(crate) bytes: u64,
+    /// It has sent everything once, in whatever attempt.
+    pub(crate) sent: bool,
     /// Which past of the guest it holds; zero is none.
     pub(crate) image: u64,
     /// Its monitor does not answer.

@@ -118,6 +118,7 @@ impl Schedule {
             async move { cluster.storm(dice, hosts).await }
         };
         world.spawn(storm);
+        world.spawn(cluster.clone().declare_the_dead(Dice::new(self.seed, "deaths")));
         world.spawn(cluster.clone().keep_gates(Dice::new(self.seed, "gates")));
         if !self.mishaps.is_empty() {
             world.spawn(cluster.clone().cancel_when_told());
@@ -182,7 +183,7 @@ impl Schedule {
                 let at = usize::try_from(number).unwrap_or(0) % hosts.len();
                 let begins = match self.asked {
                     Some(Asked::Start) => Begins::Stopped,
-                    Some(Asked::Move | Asked::PowerDown | Asked::Quit) => Begins::Running,
+                    Some(_) => Begins::Running,
                     None if self.weather.powers == 0 => Begins::Running,
                     None => *dice
                         .pick(&[

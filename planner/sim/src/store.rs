@@ -14,7 +14,7 @@ use vmferry_planner::store::{
     Stored, TakeOver, TakePower, Tombstone, VmRow,
 };
 use vmferry_planner_core::migration::{Event, Migration};
-use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+use vmferry_types::{Claim, HostId, MigrationId, PowerState, Timestamp, VmId};
 
 pub(crate) use tables::{Open, Tables, Write};
 
@@ -22,7 +22,7 @@ use crate::bugs::Bug;
 use crate::life::Life;
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{PointKind, State, World};
+use crate::world::{Place, PointKind, State, World};
 
 /// The store, for one life of a planner.
 #[derive(Debug)]
@@ -65,6 +65,28 @@ impl SimStore {
         });
         tokio::time::sleep(wait).await;
         if fails { Err(broken()) } else { outcome }
+    }
+
+    /// The deliberate mistake: who is on a host that cannot be reached is lost.
+    fn lose_the_silent(&self) {
+        let place = Place::Planner(self.life.number);
+        self.life.world.with(|state| {
+            if !state.bugged(Bug::StoreTakesSilenceForLoss) {
+                return;
+            }
+            let silent: Vec<HostId> = state
+                .hosts
+                .keys()
+                .filter(|host| !state.connected(&place, &Place::Host((*host).clone())))
+                .cloned()
+                .collect();
+            for vm in state.tables.vms.values_mut() {
+                let there = vm.host.as_ref().is_some_and(|host| silent.contains(host));
+                if there && vm.admission.is_none() && vm.power == PowerState::Running {
+                    vm.power = PowerState::Lost;
+                }
+            }
+        });
     }
 
     async fn read<T>(&self, work: impl FnOnce(&Tables) -> T + Send) -> Result<T, StoreError> {
@@ -145,10 +167,12 @@ impl Store for SimStore {
     }
 
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>> {
+        self.lose_the_silent();
         Box::pin(self.read(move |tables| tables.vms.get(&vm).cloned()))
     }
 
     fn vms_named<'a>(&'a self, name: &'a str) -> Stored<'a, Vec<VmRow>> {
+        self.lose_the_silent();
         Box::pin(self.read(move |tables| {
             tables.vms.values().filter(|row| row.name == name).cloned().collect()
         }))
@@ -325,7 +349,7 @@ impl Store for SimStore {
         notes: &'a Notes,
         now_us: u64,
     ) -> Stored<'a, Commit<Box<MigrationRow>>> {
-        Box::pin(self.transact("commit", move |state| {
+        let work = move |state: &mut State| {
             let write = Write { before, entries: changes, notes, now_us };
             let loses = state.bugged(Bug::StoreLosesWrites) && state.dice.store.chance(100);
             if loses {
@@ -338,9 +362,16 @@ impl Store for SimStore {
             };
             if let Ok(Commit::Done(row)) = &outcome {
                 state.committed(&before.migration, row, changes);
+                if state.bugged(Bug::StoreCommitsTwice) && state.dice.store.chance(50) {
+                    return state.tables.commit_anyway(&Write { before: row, ..write });
+                }
             }
             outcome
-        }))
+        };
+        Box::pin(async move {
+            self.life.mistaken_commit(before, changes).await;
+            self.transact("commit", work).await
+        })
     }
 
     fn admit_power<'a>(&'a self, new: &'a NewPower, now_us: u64) -> Stored<'a, AdmitPower> {

@@ -33,6 +33,12 @@ pub struct Weather {
     pub store_fails: u64,
     /// How far clocks of planners and hosts are apart, at most; 0 is not at all.
     pub skew_max: u64,
+    /// A migration holds its guest from the beginning.
+    pub held: u64,
+    /// A live migration that is refused may go on as a held one.
+    pub downgrades: u64,
+    /// How many moves are made at the hosts, without a planner.
+    pub by_hand: u32,
     /// A migration waits at a gate for an operator.
     pub gated: u64,
     /// How long there is between two blows, at most; 0 is none.
@@ -96,6 +102,28 @@ pub enum Blow {
     Journal,
 }
 
+impl Blow {
+    /// Says whether QEMU processes and their hosts outlive it.
+    const fn spares_guests(self) -> bool {
+        match self {
+            Self::Planner
+            | Self::Agent
+            | Self::PlannerApart
+            | Self::StoreApart
+            | Self::Freeze
+            | Self::Silence
+            | Self::Clock => true,
+            Self::Qemu
+            | Self::Host
+            | Self::HostForGood
+            | Self::HostsApart
+            | Self::Channel
+            | Self::PowerOff
+            | Self::Journal => false,
+        }
+    }
+}
+
 const BLOWS: [Blow; 13] = [
     Blow::Planner,
     Blow::Agent,
@@ -131,6 +159,9 @@ impl Weather {
             store_max: 1,
             store_fails: 0,
             skew_max: 0,
+            held: 0,
+            downgrades: 0,
+            by_hand: 0,
             gated: 0,
             blow_every: 0,
             blows: Vec::new(),
@@ -168,6 +199,8 @@ impl Weather {
             blocked: some(50, 300),
             store_fails: some(5, 60),
             skew_max: some(50, 30_000),
+            held: some(100, 900),
+            downgrades: some(300, 1_000),
             gated: some(200, 800),
             deaf: some(100, 500),
             ..Self::fair()
@@ -189,6 +222,13 @@ impl Weather {
         weather.hosts = u32::try_from(dice.between(2, 4)).unwrap_or(2);
         weather.migrations = u32::try_from(dice.between(1, 5)).unwrap_or(1);
         weather.migration_every = dice.between(0, 8_000);
+        // A move that is made by hand is nobody's to end once its host is gone.
+        if dice.chance(100) {
+            weather.by_hand = u32::try_from(dice.between(1, 3)).unwrap_or(1);
+            weather.qemu_dies = 0;
+            weather.channel_breaks = 0;
+            weather.blows.retain(|blow| blow.spares_guests());
+        }
         weather.powers =
             if dice.chance(500) { u32::try_from(dice.between(1, 6)).unwrap_or(1) } else { 0 };
         weather

@@ -35,6 +35,13 @@ pub(crate) enum Place {
     Host(HostId),
 }
 
+/// Of which end something was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Told {
+    Source,
+    Destination,
+}
+
 /// Which invariant does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Invariant {
@@ -59,6 +66,19 @@ pub enum Invariant {
 }
 
 impl Invariant {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::OneRuns,
+        Self::NoOlderPast,
+        Self::Generations,
+        Self::Capacity,
+        Self::Ends,
+        Self::NotLost,
+        Self::CommitThenAct,
+        Self::NothingLeaks,
+        Self::Replays,
+    ];
+
     /// Returns its number in the design, and what it says.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -146,6 +166,14 @@ pub(crate) struct State {
     pub(crate) words: BTreeMap<(HostId, VmId), (Claim, Step)>,
     /// The newest generation that any commit gave out.
     pub(crate) ledger: BTreeMap<VmId, Generation>,
+    /// When a command left a planner, by VM, claim and step.
+    pub(crate) sent: BTreeMap<(VmId, u64, u64), u64>,
+    /// When a planner was first told that an end's process is gone, by VM and claim.
+    pub(crate) ends_told: BTreeMap<(VmId, u64, Told), u64>,
+    /// VMs that were moved without a planner, which may not have heard of it yet.
+    pub(crate) by_hand: BTreeSet<VmId>,
+    /// The generations of the rows of VMs, as they were last looked at.
+    pub(crate) rows_seen: BTreeMap<VmId, Generation>,
     /// What each admission has ever owed, by the name of the command.
     pub(crate) owed: BTreeSet<(MigrationId, &'static str)>,
     pub(crate) tables: Tables,
@@ -278,6 +306,10 @@ impl State {
             guests: BTreeMap::new(),
             words: BTreeMap::new(),
             ledger: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            ends_told: BTreeMap::new(),
+            by_hand: BTreeSet::new(),
+            rows_seen: BTreeMap::new(),
             owed: BTreeSet::new(),
             tables: Tables::default(),
             violations: Vec::new(),
@@ -409,4 +441,52 @@ pub(crate) fn millis(span: Duration) -> u64 {
 /// The vocabulary that messages use for an id that may be missing.
 pub(crate) fn id_text(id: Option<MigrationId>) -> String {
     id.map(|id| id.to_string()).unwrap_or_default()
+}
+
+impl Counts {
+    /// Adds what another schedule came through.
+    pub fn add(&mut self, other: &Self) {
+        let Self {
+            opened,
+            ended,
+            planner_deaths,
+            agent_deaths,
+            qemu_deaths,
+            host_crashes,
+            unknowable,
+            freezes,
+            store_failures,
+            gates_opened,
+            steps,
+            mishaps,
+            asked,
+            powers,
+            commands,
+        } = other;
+        for (sum, count) in [
+            (&mut self.opened, opened),
+            (&mut self.planner_deaths, planner_deaths),
+            (&mut self.agent_deaths, agent_deaths),
+            (&mut self.qemu_deaths, qemu_deaths),
+            (&mut self.host_crashes, host_crashes),
+            (&mut self.unknowable, unknowable),
+            (&mut self.freezes, freezes),
+            (&mut self.store_failures, store_failures),
+            (&mut self.gates_opened, gates_opened),
+            (&mut self.steps, steps),
+            (&mut self.mishaps, mishaps),
+        ] {
+            *sum += count;
+        }
+        add_each(&mut self.ended, ended);
+        add_each(&mut self.asked, asked);
+        add_each(&mut self.powers, powers);
+        add_each(&mut self.commands, commands);
+    }
+}
+
+fn add_each<K: Ord + Clone>(sums: &mut BTreeMap<K, u64>, counts: &BTreeMap<K, u64>) {
+    for (key, count) in counts {
+        *sums.entry(key.clone()).or_default() += count;
+    }
 }

@@ -86,6 +86,10 @@ impl State {
         fill_gone(&mut seen, record, judged.as_ref());
         if let Some(qemu) = qemu {
             fill_qemu(&mut seen, record, qemu);
+            let old = self.bugged(Bug::AgentTellsOldCompletion);
+            if old && qemu.sent && qemu.transfer == TransferState::Device {
+                tell_old_completion(&mut seen);
+            }
         }
         if let Some(sight) = agent.and_then(|agent| agent.sights.get(&vm)) {
             seen.stopped_at_us = sight.stopped_at_us;
@@ -96,6 +100,15 @@ impl State {
             .map_or(0, |since| millis(super::learn::age(since)));
         seen.still_ms = still;
         seen
+    }
+}
+
+/// The deliberate mistake: the attempt before this one had been completed.
+fn tell_old_completion(seen: &mut v1::VmObservation) {
+    RunState::PostMigrate.word().clone_into(&mut seen.run_state);
+    if let Some(transfer) = &mut seen.transfer {
+        TransferState::Completed.word().clone_into(&mut transfer.status);
+        transfer.complete = true;
     }
 }
 

@@ -6,6 +6,7 @@ use vmferry_types::VmId;
 
 use super::learn::Judged;
 use super::{Agent, Refusal};
+use crate::bugs::Bug;
 use crate::fence::Word;
 use crate::host::Killer;
 use crate::journal::{Cont, Order, Part, Process};
@@ -18,9 +19,12 @@ impl Agent {
             Part::Absent | Part::Stopped => {}
             Part::Running { process, .. } => match self.judge(process) {
                 Some(Judged::Gone { .. }) => self.forget_tap(process),
-                Some(Judged::Alive(_)) if process.admission == word.migration => {
+                Some(Judged::Alive(_))
+                    if process.admission == word.migration && !self.boots_twice(process) =>
+                {
                     return Ok(v1::ExecuteReply::default());
                 }
+                Some(Judged::Alive(_)) if self.boots_twice(process) => {}
                 Some(Judged::Alive(_)) => {
                     return Err(Refusal::new("wrong_state", "the VM runs here already"));
                 }
@@ -44,6 +48,11 @@ impl Agent {
         });
         self.step().await;
         self.boot(vm, &process).await
+    }
+
+    /// The deliberate mistake: what was not noted was not booted.
+    fn boots_twice(&self, process: &Process) -> bool {
+        process.identity.is_none() && self.world.with(|state| state.bugged(Bug::AgentBootsTwice))
     }
 
     /// Launches the process that the journal names, whose guest boots at once.

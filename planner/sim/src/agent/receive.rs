@@ -6,6 +6,7 @@ use vmferry_types::VmId;
 
 use super::learn::Judged;
 use super::{Agent, Refusal};
+use crate::bugs::Bug;
 use crate::fence::Word;
 use crate::journal::{Cont, Ended, Part, Process, Record};
 
@@ -37,6 +38,13 @@ impl Agent {
             return Err(Refusal::new("blocked", "the bridge br9 is missing"));
         }
         let process = self.plan(vm, word);
+        let acts_first = self.world.with(|state| state.bugged(Bug::AgentActsBeforeNote));
+        if acts_first {
+            self.world.with(|state| {
+                state.start_process(&self.host, vm, process.launch, RunState::InMigrate)
+            });
+            self.step().await;
+        }
         self.write(vm, |record| {
             record.ended = None;
             record.part = Part::Receiver {
@@ -47,6 +55,9 @@ impl Agent {
             };
         });
         self.step().await;
+        if acts_first {
+            return self.rearm(vm, &process, None).await;
+        }
         self.launch(vm, &process).await
     }
 

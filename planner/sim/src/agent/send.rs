@@ -12,7 +12,9 @@ use super::{Agent, Refusal};
 use crate::bugs::Bug;
 use crate::channel;
 use crate::fence::Word;
+use crate::host::short;
 use crate::journal::{Cont, Issue, Order, Outgoing, Part, Process};
+use crate::world::Invariant;
 
 impl Agent {
     /// The process that runs the guest here, or is about to give it away.
@@ -236,6 +238,7 @@ impl Agent {
                 if alive && !handed {
                     return Err(Refusal::new("wrong_state", "this guest was never handed over"));
                 }
+                self.check_release(vm, process);
                 let proof = self.kill(process).await?;
                 self.tombstone(vm, &proof, Cont::Ordered);
                 proof
@@ -246,6 +249,25 @@ impl Agent {
             Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
+    }
+
+    /// I5: whoever is released has been overtaken by its guest elsewhere, or may have been.
+    fn check_release(&self, vm: VmId, process: &Process) {
+        self.world.with(|state| {
+            let head = state.guests.get(&vm).map(|guest| guest.head);
+            let there = state.host(&self.host).and_then(|host| host.by_launch(process.launch));
+            let newest = there.is_some_and(|qemu| Some(qemu.image) == head);
+            let told = state.hosts.values().any(|host| {
+                host.journal.records.get(&vm).is_some_and(|record| {
+                    let other = record.process().is_none_or(|other| other.launch != process.launch);
+                    other && record.continued() == Cont::Ordered
+                })
+            });
+            if newest && !told {
+                let what = format!("{} is released, and was never let go on elsewhere", short(vm));
+                state.violated(Invariant::NotLost, what);
+            }
+        });
     }
 
     /// Ends an ordered source that was decided against.
