@@ -17,7 +17,7 @@ use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_types::{Claim, Fence, FenceRefusal, Generation, HostId, MigrationId, Step, VmId};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fencing, Fleet};
 use crate::journal::Record;
 
 pub use service::serve;
@@ -91,6 +91,10 @@ impl Agent {
         Self { fleet, host }
     }
 
+    fn keeps_fence(&self) -> bool {
+        self.fleet.with(|state| state.weather.fence == Fencing::Kept)
+    }
+
     fn record(&self, vm: VmId) -> Record {
         self.fleet.with(|state| state.record(&self.host, vm))
     }
@@ -154,7 +158,8 @@ impl Agent {
         let _lane = self.fleet.lane(&self.host, vm).await;
         self.moment().await;
         match self.record(vm).fence.decide(&fence, &mark) {
-            Decision::Refuse(refusal) => return Err(Refusal::fence(refusal)),
+            Decision::Refuse(refusal) if self.keeps_fence() => return Err(Refusal::fence(refusal)),
+            Decision::Refuse(_) => {}
             Decision::Replay { answer } => return self.replay(&answer),
             Decision::Execute | Decision::Resume => {}
         }

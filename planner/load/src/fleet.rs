@@ -50,11 +50,23 @@ pub struct Weather {
     /// Of a thousand transfers, so many break: while memory crosses, at the switchover, or after
     /// the destination has everything and before the source hears so.
     pub breaks: u64,
+    /// Whom agents obey.
+    pub fence: Fencing,
+}
+
+/// Whom agents obey.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fencing {
+    /// Whoever the real fence lets through.
+    Kept,
+    /// Anybody, which no agent may: shows that the trial would notice.
+    Ignored,
 }
 
 impl Default for Weather {
     fn default() -> Self {
-        Self { lost_requests: 10, lost_answers: 10, late: 20, doubled: 20, breaks: 60 }
+        let fence = Fencing::Kept;
+        Self { lost_requests: 10, lost_answers: 10, late: 20, doubled: 20, breaks: 60, fence }
     }
 }
 
@@ -371,4 +383,80 @@ impl State {
 #[must_use]
 pub fn fresh_request() -> String {
     Uuid::new_v4().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::qemu::{Qemu, Run};
+
+    fn fleet() -> Fleet {
+        let shape = Shape { hosts: 2, vms_per_host: 1, room: 2 };
+        let nowhere = |_| SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Fleet::new(shape, Weather::default(), 1, nowhere)
+    }
+
+    /// A second process of a VM, on the other host, with the given past.
+    fn second(state: &mut State, vm: VmId, image: u64) -> (HostId, u32) {
+        let runs = state.guests[&vm].runs.clone().map(|(host, _)| host);
+        let other = state.hosts.keys().find(|id| Some(*id) != runs.as_ref()).cloned().unwrap();
+        let mut qemu = Qemu::receiver(vm, 7, 1, 9);
+        (qemu.run, qemu.image) = (Run::Paused, image);
+        state.hosts.get_mut(&other).unwrap().qemus.insert(7, qemu);
+        (other, 7)
+    }
+
+    #[test]
+    fn a_guest_that_runs_twice_is_found_at_once() {
+        let fleet = fleet();
+        let (vm, _) = fleet.vms()[0];
+        fleet.with(|state| {
+            let image = state.qemu(&state.guests[&vm].runs.clone().unwrap()).unwrap().image;
+            let place = second(state, vm, image);
+            state.run_vcpus(&place, "by mistake");
+        });
+        let found = fleet.violations();
+        assert!(found.len() == 1 && found[0].contains("I1: its vCPUs run on"), "{found:?}");
+        assert!(found[0].contains("RUNS the guest (by mistake)"), "has its history: {found:?}");
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_from_an_older_past_is_found() {
+        let fleet = fleet();
+        let (vm, _) = fleet.vms()[0];
+        fleet.with(|state| {
+            let source = state.guests[&vm].runs.clone().unwrap();
+            let place = second(state, vm, 0);
+            state.stop_vcpus(&source, Run::PostMigrate);
+            state.run_vcpus(&place, "with half of it");
+        });
+        let found = fleet.violations();
+        assert!(found.len() == 1 && found[0].contains("older past"), "{found:?}");
+    }
+
+    #[test]
+    fn a_last_copy_that_is_ended_is_found() {
+        let fleet = fleet();
+        let (vm, _) = fleet.vms()[0];
+        let source = fleet.with(|state| state.guests[&vm].runs.clone().unwrap());
+        fleet.with(|state| state.end_process(&source));
+        let found = fleet.violations();
+        assert!(found.len() == 1 && found[0].contains("last copy"), "{found:?}");
+    }
+
+    #[test]
+    fn an_older_word_that_is_obeyed_is_found() {
+        use vmferry_types::{Claim, Generation, Step};
+        let fleet = fleet();
+        let (vm, _) = fleet.vms()[0];
+        let (host, _) = fleet.addresses()[0].clone();
+        let word =
+            |claim, step| (Generation::FIRST, Claim::from_stored(claim), Step::from_stored(step));
+        fleet.with(|state| state.check_word(&host, vm, "claim", word(3, 1)));
+        assert!(fleet.violations().is_empty());
+        fleet.with(|state| state.check_word(&host, vm, "order_switchover", word(2, 9)));
+        assert!(fleet.violations()[0].contains("I2: order_switchover"));
+    }
 }

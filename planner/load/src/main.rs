@@ -11,7 +11,7 @@ use vmferry_load::binaries;
 use vmferry_load::console::{complain, say};
 use vmferry_load::database::Kind;
 use vmferry_load::disturbance::Disturb;
-use vmferry_load::fleet::{Shape, Weather};
+use vmferry_load::fleet::{Fencing, Shape, Weather};
 use vmferry_load::trial::{self, Afterwards, Plan};
 
 /// Real planners against simulated hosts, disturbed
@@ -138,7 +138,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
-    let quiet = Weather { lost_requests: 0, lost_answers: 0, late: 0, doubled: 0, breaks: 0 };
+    let quiet = Weather {
+        fence: Fencing::Kept,
+        lost_requests: 0,
+        lost_answers: 0,
+        late: 0,
+        doubled: 0,
+        breaks: 0,
+    };
     let every =
         |at: usize| Duration::from_millis(arguments.every_ms.get(at).copied().unwrap_or(4_000));
     let (store, planners) = match arguments.store {

@@ -10,7 +10,7 @@ use vmferry_load::binaries;
 use vmferry_load::console::say;
 use vmferry_load::database::Kind;
 use vmferry_load::disturbance::Disturb;
-use vmferry_load::fleet::{Shape, Weather};
+use vmferry_load::fleet::{Fencing, Shape, Weather};
 use vmferry_load::summary::Summary;
 use vmferry_load::trial::{self, Afterwards, Plan};
 
@@ -27,7 +27,7 @@ fn plan(name: &str) -> Plan {
         every: (Duration::from_secs(3), Duration::from_secs(5)),
         lease: "1s".to_owned(),
         inbound_max: 2,
-        bound: Duration::from_secs(240),
+        bound: Duration::from_secs(600),
         seed: binaries::fresh_seed(),
         logs: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name),
         afterwards: Afterwards::Remove,
@@ -35,13 +35,18 @@ fn plan(name: &str) -> Plan {
 }
 
 #[expect(clippy::unwrap_used, reason = "a trial that cannot be run is a failed test")]
-fn run(plan: &Plan) -> Summary {
+fn tried(plan: &Plan) -> Summary {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let summary = runtime.block_on(trial::run(plan)).unwrap();
     say(&summary.told());
+    summary
+}
+
+fn run(plan: &Plan) -> Summary {
+    let summary = tried(plan);
     assert!(summary.failures.is_empty(), "{}", summary.failures.join("\n"));
-    assert_eq!(summary.migrations(), u64::try_from(plan.migrations).unwrap());
+    assert_eq!(usize::try_from(summary.migrations()), Ok(plan.migrations));
     summary
 }
 
@@ -67,4 +72,15 @@ fn a_planner_alone_on_its_file_goes_on_where_it_was_killed() {
     let alone = plan("alone");
     let summary = run(&Plan { store: Kind::Sqlite, planners: 1, migrations: 60, shape, ..alone });
     assert!(summary.disturbed.kills >= 1, "{:?}", summary.disturbed);
+}
+
+#[test]
+fn agents_that_obey_anybody_are_found_out() {
+    let shape = Shape { hosts: 4, vms_per_host: 15, room: 20 };
+    let weather = Weather { fence: Fencing::Ignored, doubled: 300, ..Weather::default() };
+    let alone = plan("unfenced");
+    let (store, planners) = (Kind::Sqlite, 1);
+    let summary = tried(&Plan { store, planners, migrations: 60, shape, weather, ..alone });
+    let found = summary.failures.iter().any(|failure| failure.contains("I2: "));
+    assert!(found, "an older command was obeyed and nobody noticed: {:?}", summary.failures);
 }
