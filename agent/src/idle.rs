@@ -14,7 +14,7 @@ use crate::error::CommandError;
 use crate::vm::VmHandle;
 
 /// How many are kept.
-const CLAIMED_MAX: usize = 1024;
+const CLAIMED_MAX: usize = 256;
 /// A command that is still under way after so long is one of another age.
 const FORGOTTEN: Millis = Millis(3_600_000);
 

@@ -187,29 +187,30 @@ fn announcements() -> MigrateSetParameters {
         .with("announce-step", 100)
 }
 
-/// Tries ports until QEMU has one. Nobody else looks whether one is free: a connection to a
-/// receiver's port ends it.
+/// Makes QEMU listen on a port that nobody has.
+///
+/// Whether one is free is tried by binding it, here: a QEMU that was refused one takes no other
+/// any more, and a connection to a receiver's port would end it.
 async fn bind(lane: &Lane, process: &QemuProcess) -> Result<u16, CommandError> {
-    let mut refused = None;
+    let mut taken = None;
     for _ in 0..PORT_TRIES {
         let Some(port) = lane.agent.take_port() else { break };
         let address = std::net::SocketAddr::new(lane.agent.config.migration_address, port);
+        if let Err(error) = std::net::TcpListener::bind(address) {
+            lane.agent.give_port_back(port);
+            taken = Some(format!("bind {address}: {error}"));
+            continue;
+        }
         let incoming =
             MigrateIncoming { uri: format!("tcp:{address}"), exit_on_error: Some(false) };
-        match process.monitor().execute(incoming).await {
-            Ok(_) => return Ok(port),
-            Err(error) => {
-                lane.agent.give_port_back(port);
-                if error.refused().is_none() {
-                    return Err(CommandError::failed("make the receiver listen", &error));
-                }
-                refused = Some(crate::error::chain(&error));
-            }
-        }
+        return process.monitor().execute(incoming).await.map(|_| port).map_err(|error| {
+            lane.agent.give_port_back(port);
+            CommandError::failed("make the receiver listen", &error)
+        });
     }
     Err(CommandError::Failed {
         operation: "make the receiver listen",
-        cause: refused.unwrap_or_else(|| {
+        cause: taken.unwrap_or_else(|| {
             "every port of migration.ports is in use; widen the range".to_owned()
         }),
     })

@@ -22,25 +22,25 @@ async fn a_guest_that_was_started_elsewhere_meanwhile_never_goes_on_here() {
     let mut world = World::with_planners(&[&planner]).await;
     planner.wait("a whole journal", |report| !report.journal_unreadable).await;
     world.up_to_the_switchover().await;
-    // The driver is gone, the hold limit is short, and the VM was started on b by a declaration.
-    world.hold_limit_ms = 300;
-    (world.claim, world.step) = (world.claim + 1, 0);
-    world.claim(Side::A).await.unwrap();
-    world.claim += 1;
+    // The driver is gone, and the VM was started on b by a declaration.
+    world.claim += 2;
     planner.say(vec![world.owned("b", 2)]);
     let report = planner.wait("an orphan", |report| !left(&world, report).is_empty()).await;
     assert_eq!(left(&world, &report), [("process".to_owned(), 2)]);
-    world.claim -= 1;
+    // What the last driver said before comes late, and its hold limit is short.
+    world.hold_limit_ms = 3_000;
+    (world.claim, world.step) = (world.claim - 1, 0);
+    world.claim(Side::A).await.unwrap();
     world.a.restart().await;
     planner.wait("an orphan", |report| !left(&world, report).is_empty()).await;
-    let vm = world.vm.clone();
-    let watch = v1::ObserveRequest { vm_id: vm, claim: 0 };
+    let watch = v1::ObserveRequest { vm_id: world.vm.clone(), claim: 0 };
     let mut stream = world.a.client.watch(watch).await.unwrap().into_inner();
+    let begun = world.observe(Side::A).await.observed_at_ms;
     let unheard = async {
         loop {
             let seen = stream.message().await.unwrap().unwrap();
             assert!(["", "finish-migrate"].contains(&seen.run_state.as_str()), "{seen:#?}");
-            if seen.still_ms > 1500 {
+            if seen.observed_at_ms > begun + 2 * world.hold_limit_ms {
                 return seen;
             }
         }

@@ -86,60 +86,84 @@ async fn wait_until_resumed(world: &World) {
     tokio::time::timeout(crate::world::BOUND, resumed).await.expect("the guest goes on");
 }
 
-/// Code at the reset vector and below that waits for a byte on its serial port, and then turns the
-/// machine off by ACPI.
-fn power_off_rom() -> Vec<u8> {
+/// Turns the machine off by ACPI.
+const POWER_OFF: &[u8] = &[
+    0xba, 0xf8, 0x0c, // mov dx, 0xcf8
+    0x66, 0xb8, 0x40, 0x0b, 0x00, 0x80, // mov eax, PIIX4's PM base register
+    0x66, 0xef, // out dx, eax
+    0xba, 0xfc, 0x0c, // mov dx, 0xcfc
+    0x66, 0xb8, 0x01, 0x06, 0x00, 0x00, // mov eax, 0x600 as IO
+    0x66, 0xef, // out dx, eax
+    0xba, 0xf8, 0x0c, // mov dx, 0xcf8
+    0x66, 0xb8, 0x80, 0x0b, 0x00, 0x80, // mov eax, PIIX4's PM enable register
+    0x66, 0xef, // out dx, eax
+    0xba, 0xfc, 0x0c, // mov dx, 0xcfc
+    0xb0, 0x01, // mov al, 1
+    0xee, // out dx, al
+    0xba, 0x04, 0x06, // mov dx, PM1a control
+    0xb8, 0x00, 0x20, // mov ax, soft off
+    0xef, // out dx, ax
+];
+
+/// Says to a pvpanic device what a kernel says that panics.
+const PANIC: &[u8] = &[
+    0xba, 0x05, 0x05, // mov dx, pvpanic
+    0xb0, 0x01, // mov al, panicked
+    0xee, // out dx, al
+];
+
+/// Makes a ROM that waits for a byte on its serial port, and then does something.
+fn rom(then: &[u8]) -> Vec<u8> {
+    // mov dx, the port's line status; wait: in al, dx; test al, 1; jz wait
+    let wait = [0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xfb];
+    // hlt; jmp back
+    let code = [&wait[..], then, &[0xf4, 0xeb, 0xfd]].concat();
     let mut rom = vec![0_u8; 64 << 10];
-    let code: &[u8] = &[
-        0xba, 0xfd, 0x03, // mov dx, the serial port's line status
-        0xec, 0xa8, 0x01, 0x74, 0xfb, // wait: in al, dx; test al, 1; jz wait
-        0xba, 0xf8, 0x0c, // mov dx, 0xcf8
-        0x66, 0xb8, 0x40, 0x0b, 0x00, 0x80, // mov eax, PIIX4's PM base register
-        0x66, 0xef, // out dx, eax
-        0xba, 0xfc, 0x0c, // mov dx, 0xcfc
-        0x66, 0xb8, 0x01, 0x06, 0x00, 0x00, // mov eax, 0x600 as IO
-        0x66, 0xef, // out dx, eax
-        0xba, 0xf8, 0x0c, // mov dx, 0xcf8
-        0x66, 0xb8, 0x80, 0x0b, 0x00, 0x80, // mov eax, PIIX4's PM enable register
-        0x66, 0xef, // out dx, eax
-        0xba, 0xfc, 0x0c, // mov dx, 0xcfc
-        0xb0, 0x01, // mov al, 1
-        0xee, // out dx, al
-        0xba, 0x04, 0x06, // mov dx, PM1a control
-        0xb8, 0x00, 0x20, // mov ax, soft off
-        0xef, // out dx, ax
-        0xf4, 0xeb, 0xfd, // hlt; jmp back
-    ];
-    rom[0xff00..0xff00 + code.len()].copy_from_slice(code);
+    rom[0xff00..0xff00 + code.len()].copy_from_slice(&code);
     // At the reset vector: jmp 0xff00.
     rom[0xfff0..0xfff3].copy_from_slice(&[0xe9, 0x0d, 0xff]);
     rom
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guest_that_turned_itself_off_is_told_from_one_that_was_lost_for_good() {
+/// Starts a guest that does something by itself, and lets it; returns once its QEMU has ended.
+async fn ended_by_itself(does: &[u8]) -> World {
     let mut world = World::new().await;
-    let rom = world.a.run_dir().with_file_name("off.bin");
-    std::fs::write(&rom, power_off_rom()).unwrap();
-    let idle = world.a.run_dir().with_file_name("idle.bin");
-    world.definition =
-        world.definition.replace(&idle.display().to_string(), &rom.display().to_string());
-    let port = world.a.run_dir().with_file_name("port");
+    let [off, idle, port] =
+        ["off.bin", "idle.bin", "port"].map(|name| world.a.run_dir().with_file_name(name));
+    std::fs::write(&off, rom(does)).unwrap();
     let chardev = format!("socket,id=port,path={},server=on,wait=off", port.display());
+    let rest = world.definition.replace(&idle.display().to_string(), &off.display().to_string());
     world.definition = format!(
-        "extra_args = ['-chardev', '{chardev}', '-device', 'isa-serial,chardev=port']\n{}",
-        world.definition
+        "extra_args = ['-chardev', '{chardev}', '-device', 'isa-serial,chardev=port', \
+         '-device', 'pvpanic']\n{rest}"
     );
     world.start().await;
-    std::os::unix::net::UnixStream::connect(&port).unwrap().write_all(b"off").unwrap();
+    std::os::unix::net::UnixStream::connect(&port).unwrap().write_all(b"go").unwrap();
+    world.wait(Side::A, "the end", |seen| seen.gone.is_some()).await;
+    world
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_turned_itself_off_is_told_from_one_that_was_lost_for_good() {
+    let mut world = ended_by_itself(POWER_OFF).await;
     for _ in 0..2 {
         let seen = world.wait(Side::A, "the end", |seen| seen.gone.is_some()).await;
         assert_eq!(seen.run_state, "shutdown");
-        let report = world.a.report().await;
-        assert_eq!(
-            (report.vms[0].guest_end.as_str(), report.vms[0].gone.is_some()),
-            ("shutdown", true)
-        );
+        let told = world.a.report().await.vms.remove(0);
+        assert_eq!((told.guest_end.as_str(), told.gone.is_some()), ("shutdown", true));
+        world.a.restart().await;
+    }
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_whose_kernel_panicked_is_lost_and_says_so() {
+    let mut world = ended_by_itself(PANIC).await;
+    for _ in 0..2 {
+        world.wait(Side::A, "the end", |seen| seen.gone.is_some()).await;
+        let told = world.a.report().await.vms.remove(0);
+        assert_eq!((told.run_state.as_str(), told.guest_end.as_str()), ("guest-panicked", ""));
+        assert!(told.gone.is_some());
         world.a.restart().await;
     }
     world.end().await;

@@ -65,8 +65,7 @@ async fn a_journal_that_was_seeded_in_part_is_seeded_anew() {
     std::fs::remove_file(world.a.state_dir().join("host")).unwrap();
     planner.refuse();
     world.a.start().await;
-    let report = planner.wait("an unreadable journal", |report| report.journal_unreadable).await;
-    assert_eq!(report.vms.len(), 0, "what was only told of is nothing to tell");
+    planner.wait("an unreadable journal", |report| report.journal_unreadable).await;
     world.claim += 4;
     let newer = v1::VmGeneration { vm_id: uuid::Uuid::new_v4().to_string(), ..world.owned("b", 9) };
     planner.say(vec![world.owned("a", 4), newer.clone()]);

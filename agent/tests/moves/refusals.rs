@@ -137,3 +137,17 @@ async fn a_destination_refuses_with_the_reasons_of_both_ends_at_once() {
     assert_eq!(world.observe(Side::A).await.run_state, "running");
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_somebody_else_has_is_passed_over() {
+    let mut world = World::new().await;
+    world.start().await;
+    world.admit(&[Side::A, Side::B]).await;
+    let first = u16::try_from(world.arm().await.port).unwrap();
+    let destroy = v1::DestroyReceiver { cause: "a trial".to_owned() };
+    world.execute(Side::B, Action::DestroyReceiver(destroy)).await.unwrap();
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", first + 1)).unwrap();
+    world.admit(&[Side::A, Side::B]).await;
+    assert_eq!(world.arm().await.port, u32::from(first) + 2);
+    world.end().await;
+}
