@@ -235,6 +235,7 @@ impl Inventory {
         for vm in &report.vms {
             let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
             if let Some(row) = truth::compare(store, &host, &report, (id, vm), now).await? {
+                let row = self.lives_after_all(store, &host, (vm, row), now).await?;
                 doubted.extend(truth::doubted(&host, &report, (vm, &row)));
                 generations.push(generation(&row));
             }

@@ -233,6 +233,13 @@ impl Planner {
         let generation =
             if continued(destination) { ends.generation } else { ends.generation.next() };
         let seen = self.claim_half(ends, host, ends.generation).await?;
+        if !seen.qemu.as_ref().is_some_and(|qemu| qemu.alive) || seen.gone.is_some() {
+            return Err(blocked(
+                "proven_gone",
+                Some(host.clone()),
+                format!("the receiver on host {host} is gone: it cannot be kept"),
+            ));
+        }
         if !continued(destination) {
             let complete = seen.transfer.as_ref().is_some_and(|transfer| transfer.complete)
                 && RunState::from_qemu(&seen.run_state) == RunState::Paused;

@@ -1,11 +1,12 @@
 //! Declarations that a host is dead, and what they are worth.
 
-use tracing::error;
+use tracing::{error, warn};
 use vmferry_planner_core::migration::{GoneProof, ProofKind};
-use vmferry_types::{HostId, Timestamp};
+use vmferry_proto::v1::{Knowledge, VmReport};
+use vmferry_types::{HostId, PowerState, Role, Timestamp};
 
 use super::Inventory;
-use crate::store::{Declaration, DeclarationKind, HostRow, Store, StoreError};
+use crate::store::{Declaration, DeclarationKind, Followed, HostRow, Store, StoreError, VmRow};
 
 /// What a declaration of death is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,5 +172,37 @@ impl Inventory {
             known.void = Some(now);
         }
         Ok(())
+    }
+
+    /// Takes back that a VM is lost, if only a void declaration of its host's death says so and the
+    /// host says that it runs.
+    pub(super) async fn lives_after_all(
+        &self,
+        store: &dyn Store,
+        host: &HostId,
+        (vm, row): (&VmReport, VmRow),
+        now: Timestamp,
+    ) -> Result<VmRow, StoreError> {
+        let lost = row.power == PowerState::Lost && row.admission.is_none();
+        let here = row.host.as_ref() == Some(host) && row.generation.value() == vm.generation;
+        let runs = Role::from_label(&vm.role) == Some(Role::Running)
+            && vm.knowledge() == Knowledge::Known
+            && vm.gone.is_none();
+        let void = || self.declaration(host).is_some_and(|of| of.void.is_some());
+        if !(lost && here && runs && void()) {
+            return Ok(row);
+        }
+        let followed = Followed {
+            vm: row.id,
+            host: host.clone(),
+            power: PowerState::Running,
+            generation: row.generation,
+            claim: row.claim,
+        };
+        if store.follow_vm(&followed, now).await? {
+            warn!(vm_id = %row.id, host_id = %host,
+                "VM was taken for lost by a declaration that is void: it runs");
+        }
+        Ok(store.vm(row.id).await?.unwrap_or(row))
     }
 }

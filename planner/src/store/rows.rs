@@ -300,6 +300,10 @@ pub struct Notes {
     pub stopped_at_us: u64,
     /// The source's boot id when it stopped.
     pub source_boot: String,
+    /// What the source's QEMU said last, for people.
+    pub source_status: String,
+    /// What the destination's QEMU said last, for people.
+    pub destination_status: String,
 }
 
 /// A migration as it is written.

@@ -69,6 +69,8 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         completed: row.ended_us.map(clock::rfc3339_us).unwrap_or_default(),
         error: error(row, stuck.as_ref()),
         guest_still_ms: still_ms(row, &live),
+        source_status: row.notes.source_status.clone(),
+        destination_status: row.notes.destination_status.clone(),
         cancel_requested: migration.phase.cause().is_some_and(|cause| cause.label() == "cancelled"),
         request_id: row.request.clone().unwrap_or_default(),
         generation: migration.books().generation.value(),
@@ -147,7 +149,19 @@ const fn ordered(phase: &Phase) -> bool {
 
 /// Returns the text of what ended it, or of what holds it.
 fn error(row: &MigrationRow, stuck: Option<&Stuck>) -> String {
-    let cause = row.migration.phase.cause().map(ToString::to_string);
+    let cause = row.migration.phase.cause().map(|cause| match &row.migration.phase {
+        Phase::Failed { first: Some(first), .. } => format!("{cause}; it had turned back: {first}"),
+        Phase::Failed { first: None, .. }
+        | Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Captured { .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. } => cause.to_string(),
+    });
     cause.or_else(|| stuck.map(|stuck| stuck.cause.clone())).unwrap_or_default()
 }
 

@@ -51,7 +51,9 @@ async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, So
     let text = format!(
         "state_dir = \"{}\"\n[listen]\ngrpc = \"127.0.0.1:0\"\nrest = \"127.0.0.1:0\"\n\
          [policy]\nqueue_retry = \"1s\"\nlease = \"{lease}\"\n\
+         [fence]\ncommand = [\"/bin/sh\", \"-c\", \"test -e {}/power-is-off && echo off: $0\", \"{{host}}\"]\n\
          [security]\nplain_text = \"loopback\"\n",
+        dir.display(),
         dir.display()
     );
     let path = dir.join("planner.toml");
@@ -97,6 +99,18 @@ impl Bench {
         let bench = Self { planner, world, rest, url, dir };
         bench.report(hosts).await;
         bench
+    }
+
+    /// Starts a planner on an empty store over a world that is there already.
+    pub(crate) async fn fresh(world: &World, hosts: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let url = StoreUrl::Sqlite(dir.path().join("planner.db"));
+        Self::over(world.clone(), url, dir, hosts).await
+    }
+
+    /// Lets the fence command find that the power is off.
+    pub(crate) fn power_is_off(&self) {
+        std::fs::write(self.dir.path().join("power-is-off"), "").unwrap();
     }
 
     /// Ends the planner wherever it is, as a crash does.

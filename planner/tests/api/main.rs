@@ -9,6 +9,8 @@ mod fleet;
 #[cfg(test)]
 mod migrations;
 #[cfg(test)]
+mod operator;
+#[cfg(test)]
 mod planners;
 #[cfg(test)]
 mod promises;

@@ -155,6 +155,29 @@ impl World {
         self.with(|state| state.host(host).memory = bytes);
     }
 
+    /// Switches a host off: everything there ends, and nobody is left to say so.
+    pub(crate) fn power_off(&self, host: &str) {
+        self.with(|state| {
+            let host = state.host(host);
+            host.silent = true;
+            for vm in host.vms.values_mut() {
+                (vm.alive, vm.gone) = (false, vm.alive || vm.gone);
+                vm.run_state.clear();
+            }
+        });
+    }
+
+    /// Lets an agent know of a newer owner of a VM than any planner does.
+    pub(crate) fn knows(&self, host: &str, vm: &str, generation: u64) {
+        self.with(|state| {
+            let entry = state.host(host).vms.entry(vm.to_owned()).or_default();
+            if entry.role.is_empty() {
+                entry.role = "absent".to_owned();
+            }
+            entry.generation = generation;
+        });
+    }
+
     /// Makes the agent that gets the `nth` command from now on (counted from zero) fall silent.
     pub(crate) fn fall_silent_at(&self, nth: usize, silence: Silence) {
         self.with(|state| state.fall_silent_at = Some((state.commands.len() + nth, silence)));
@@ -288,7 +311,12 @@ impl State {
                 run_state: of.run_state.clone(),
                 definition: of.definition.clone(),
                 resolved_machine: "pc-q35-10.0".to_owned(),
-                gone: (of.gone && of.role == "running").then(|| proof(&id, of.pid)),
+                gone: (of.gone && ["running", "receiver"].contains(&of.role.as_str()))
+                    .then(|| proof(&id, of.pid)),
+                migration_id: of.migration.clone(),
+                handed: of.handed,
+                gave_up: of.gave_up,
+                ever_continued: of.ever_continued,
                 ..VmReport::default()
             })
             .collect();
@@ -420,7 +448,10 @@ impl State {
             Action::DestroyReceiver(_) | Action::ReleaseSource(_) | Action::KillSource(_) => {
                 end(vm, "absent");
             }
-            Action::ForgetVm(_) => vm.definition.clear(),
+            Action::ForgetVm(_) => {
+                vm.definition.clear();
+                vm.role = "absent".to_owned();
+            }
             Action::HoldGuest(_) => hold(vm, now),
         }
         if vm.gone {

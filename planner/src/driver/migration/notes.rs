@@ -13,6 +13,12 @@ pub(super) fn after(
     let mut notes = row.notes.clone();
     let id = row.migration.id.to_string();
     if let Some(seen) = source.filter(|seen| seen.migration_id == id) {
+        notes.source_status = status(seen);
+    }
+    if let Some(seen) = destination.filter(|seen| seen.migration_id == id) {
+        notes.destination_status = status(seen);
+    }
+    if let Some(seen) = source.filter(|seen| seen.migration_id == id) {
         if let Some(transfer) = seen.transfer.as_ref().filter(|of| of.migration_id == id) {
             notes.transfer = transfer.clone();
         }
@@ -27,6 +33,31 @@ pub(super) fn after(
         notes.pause_us = pause;
     }
     notes
+}
+
+/// Says in a line what a QEMU said last, or how it ended: what somebody who looks at a failed
+/// migration wants to know first.
+fn status(seen: &VmObservation) -> String {
+    let mut parts = vec![seen.role.clone()];
+    let mut say = |what: &str, said: &str| {
+        let said = said.trim();
+        if !said.is_empty() {
+            parts.push(format!("{what} {said}"));
+        }
+    };
+    if let Some(gone) = &seen.gone {
+        say("QEMU gone:", if gone.ended.is_empty() { "proven" } else { &gone.ended });
+        say("its last words:", &gone.stderr_tail);
+    } else {
+        say("run state", &seen.run_state);
+    }
+    if let Some(transfer) = &seen.transfer {
+        say("migration", &transfer.status);
+        say("QEMU's error:", &transfer.error);
+    }
+    say("gave up:", &seen.gave_up_cause);
+    say("agent's trouble:", &seen.trouble);
+    parts.join(", ")
 }
 
 /// Returns how long the guest stood still, if one machine's clock saw both ends of it.
