@@ -7,6 +7,8 @@ mod crashes;
 #[cfg(test)]
 mod fleet;
 #[cfg(test)]
+mod held;
+#[cfg(test)]
 mod migrations;
 #[cfg(test)]
 mod operator;

@@ -36,6 +36,8 @@ pub(crate) enum Pace {
     Quick,
     /// It stays active until told otherwise.
     Endless,
+    /// It fails at once, unless its guest is held.
+    Hopeless,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -273,6 +275,9 @@ impl State {
         seen.stopped_at_us = known.stopped_at_us;
         seen.resumed_at_us = known.resumed_at_us;
         seen.disks_active = known.run_state == "running";
+        if known.role == "held" {
+            seen.switched_off.push("vcpus".to_owned());
+        }
         seen.qemu = known.alive.then(|| QemuProcess {
             pid: known.pid,
             start_time: 1,
@@ -401,11 +406,9 @@ impl State {
                 reply.listener = Some(Listener { address: "10.0.0.1".to_owned(), port: 49_152 });
             }
             Action::StartTransfer(_) => match pace {
-                Pace::Quick => {
-                    vm.transfer = "pre-switchover".to_owned();
-                    vm.run_state = "finish-migrate".to_owned();
-                    vm.stopped_at_us = now;
-                }
+                Pace::Quick => stand(vm, now),
+                Pace::Hopeless if vm.role != "held" => vm.transfer = "failed".to_owned(),
+                Pace::Hopeless => stand(vm, now),
                 Pace::Endless => vm.transfer = "active".to_owned(),
             },
             Action::OrderSwitchover(_) => {
@@ -425,6 +428,7 @@ impl State {
                 if !vm.transfer.is_empty() {
                     vm.transfer = "cancelled".to_owned();
                 }
+                vm.role = "running".to_owned();
                 vm.run_state = "running".to_owned();
                 vm.resumed_at_us = now;
             }
@@ -433,6 +437,7 @@ impl State {
                     return Err(wrong("there is no proof"));
                 }
                 vm.gave_up = true;
+                vm.role = "running".to_owned();
                 vm.run_state = "running".to_owned();
                 vm.resumed_at_us = now;
             }
@@ -489,6 +494,15 @@ fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
     vm.ever_continued = role == "running";
     vm.transfer.clear();
     (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);
+}
+
+/// The guest stands still for the order.
+fn stand(vm: &mut FakeVm, now: u64) {
+    "pre-switchover".clone_into(&mut vm.transfer);
+    "finish-migrate".clone_into(&mut vm.run_state);
+    if vm.role != "held" {
+        vm.stopped_at_us = now;
+    }
 }
 
 /// The guest stands still on purpose, and what was given up before is forgotten.
