@@ -23,7 +23,7 @@ pub mod maintenance;
 pub mod migration;
 pub mod placement;
 pub mod progress;
+pub mod queue;
 #[cfg(feature = "serde")]
 mod record;
-pub mod queue;
 pub mod stuck;
