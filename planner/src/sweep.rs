@@ -28,21 +28,27 @@ pub(crate) async fn run(planner: &Arc<Planner>) {
     let mut ticks = 0_u32;
     loop {
         tick.tick().await;
-        let due = ticks % SWEEP == 0;
+        let looked = match reread(planner).await {
+            Ok(()) if ticks.is_multiple_of(SWEEP) => look_through(planner).await,
+            reread @ (Ok(()) | Err(_)) => reread,
+        };
         ticks = ticks.wrapping_add(1);
-        if let Err(error) = once(planner, due).await {
+        if let Err(error) = looked {
             error!(error = %Chain(&error), "VMs of dead hosts could not be looked through");
         }
     }
 }
 
-async fn once(planner: &Planner, due: bool) -> Result<(), StoreError> {
-    let inventory = &planner.parts.inventory;
-    if planner.store().sharing() == Sharing::Shared {
-        inventory.reread(planner.store()).await?;
+async fn reread(planner: &Planner) -> Result<(), StoreError> {
+    match planner.store().sharing() {
+        Sharing::Alone => Ok(()),
+        Sharing::Shared => planner.parts.inventory.reread(planner.store()).await,
     }
-    let dead = inventory.all_dead();
-    if dead.is_empty() || !due {
+}
+
+async fn look_through(planner: &Planner) -> Result<(), StoreError> {
+    let dead = planner.parts.inventory.all_dead();
+    if dead.is_empty() {
         return Ok(());
     }
     for vm in planner.store().vms().await? {
