@@ -1,5 +1,7 @@
 //! What the store keeps, as values.
 
+mod power;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +12,9 @@ use vmferry_types::{
     Timestamp, VmId,
 };
 
+pub use self::power::{
+    AdmitPower, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+};
 use super::StoreError;
 
 /// A host as its agent introduced itself.
@@ -538,170 +543,4 @@ pub fn check_changes(before: &Migration, changes: &[Change]) -> Result<(), Store
         machine = &change.after;
     }
     Ok(())
-}
-
-/// What a start or stop is about to be.
-#[derive(Debug)]
-pub struct NewPower {
-    /// Names the admission.
-    pub id: MigrationId,
-    /// The caller's id of the request.
-    pub request: Request,
-    /// The VM.
-    pub vm: VmId,
-    /// Where it is started or stopped.
-    pub host: HostId,
-    /// Which of the two.
-    pub kind: PowerKind,
-    /// How it is stopped.
-    pub how: String,
-    /// How long the guest has to end by itself.
-    pub deadline_ms: u64,
-    /// Memory that it needs.
-    pub memory: Bytes,
-    /// CPU that it needs.
-    pub cpu: MilliCpu,
-    /// Whether the host has room for a start.
-    pub room: Room,
-}
-
-/// Start or stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PowerKind {
-    /// Start.
-    Start,
-    /// Stop.
-    Stop,
-}
-
-impl PowerKind {
-    /// Returns the one spelling.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Stop => "stop",
-        }
-    }
-
-    /// Reads a label.
-    #[must_use]
-    pub fn from_label(label: &str) -> Option<Self> {
-        [Self::Start, Self::Stop].into_iter().find(|kind| kind.label() == label)
-    }
-
-    /// Returns what the VM is while it is under way.
-    #[must_use]
-    pub const fn under_way(self) -> PowerState {
-        match self {
-            Self::Start => PowerState::Starting,
-            Self::Stop => PowerState::Stopping,
-        }
-    }
-}
-
-/// How far a start or stop has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PowerPhase {
-    /// It is owed.
-    Open,
-    /// It is done.
-    Done,
-    /// It was refused; the VM is as before.
-    Failed,
-}
-
-impl PowerPhase {
-    /// Returns the one spelling.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-
-    /// Reads a label.
-    #[must_use]
-    pub fn from_label(label: &str) -> Option<Self> {
-        [Self::Open, Self::Done, Self::Failed].into_iter().find(|phase| phase.label() == label)
-    }
-}
-
-/// What is kept of a start or stop beside its columns.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PowerRecord {
-    /// How it is stopped: `powerdown` or `quit`.
-    pub how: String,
-    /// How long the guest has to end by itself.
-    pub deadline_ms: u64,
-    /// What the VM was before.
-    pub power_before: String,
-    /// Where it was before.
-    pub host_before: Option<String>,
-    /// Why it failed.
-    pub error: String,
-    /// That the process is gone.
-    pub gone: Option<v1::GoneProof>,
-}
-
-/// A start or a stop as it is written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PowerAction {
-    /// Names the admission.
-    pub id: MigrationId,
-    /// The caller's id of the request.
-    pub request: Request,
-    /// The VM.
-    pub vm: VmId,
-    /// Where it is started or stopped.
-    pub host: HostId,
-    /// Which of the two.
-    pub kind: PowerKind,
-    /// How far it has come.
-    pub phase: PowerPhase,
-    /// The generation that it acts under.
-    pub generation: Generation,
-    /// The claim of its driver.
-    pub claim: Claim,
-    /// Its optimistic lock.
-    pub seq: Seq,
-    /// Who drives it.
-    pub lease_owner: Option<String>,
-    /// Until when nobody else may.
-    pub lease_until: Timestamp,
-    /// When it was admitted, in microseconds since 1970.
-    pub created_us: u64,
-    /// When it ended.
-    pub ended_us: Option<u64>,
-    /// What is kept beside.
-    pub record: PowerRecord,
-}
-
-/// What became of a start or stop that asked to be admitted.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AdmitPower {
-    /// It is a row.
-    Admitted(PowerAction),
-    /// The same request came before, and led to this one.
-    Known(PowerAction),
-    /// It is no row.
-    Refused(Refused),
-}
-
-/// How a start or stop ends.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ends {
-    /// Done or failed.
-    pub phase: PowerPhase,
-    /// What the VM is from now on.
-    pub power: PowerState,
-    /// Why it failed; empty if it did not.
-    pub error: String,
-    /// That the process is gone, if it is.
-    pub gone: Option<v1::GoneProof>,
-    /// The versioned machine type that it was started with; empty keeps what is known.
-    pub resolved_machine: String,
 }
