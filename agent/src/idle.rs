@@ -45,8 +45,10 @@ pub(crate) fn only_claimed(record: &VmRecord) -> bool {
         Part::Absent => record.ended.is_none() && record.name.is_empty(),
         Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. } => false,
     };
-    // What a planner told of has to be known for longer than anybody claims.
-    nothing && record.fence.migration.is_some()
+    // What a planner told of has to be known for longer than anybody claims. One without a claim
+    // is just being claimed.
+    let told = record.fence.migration.is_none() && record.fence.claim.value() > 0;
+    nothing && !told
 }
 
 #[cfg(test)]
