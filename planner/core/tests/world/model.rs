@@ -517,7 +517,10 @@ impl Hosts {
 
     /// The source's QEMU notices that the channel, or its peer, is gone.
     pub(crate) fn source_notices(&mut self) {
-        let broken = self.channel == Channel::Cut || self.destination.life != Life::Alive;
+        // A receiver that failed has closed its end, whatever became of the network since.
+        let broken = self.channel == Channel::Cut
+            || self.destination.life != Life::Alive
+            || self.destination.transfer == TransferState::Failed;
         if !broken || self.source.life != Life::Alive || self.source.monitor == Monitor::Silent {
             return;
         }
