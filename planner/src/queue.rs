@@ -102,13 +102,18 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
             apply(planner, &row, Event::NoRoom { at: clock::now(), note }).await
         }
         Found::Never { blockers } => {
-            // A source that does not answer now is not a reason for good.
-            if blockers.iter().all(|blocker| blocker.code == "not_connected") {
+            // A host that does not answer now is not a reason for good, whatever speaks against the others.
+            if blockers.iter().any(|blocker| passes(&blocker.code)) {
                 return Ok(());
             }
             apply(planner, &row, Event::Refused { blockers }).await
         }
     }
+}
+
+/// Says whether a reason against a host is only that nobody could ask it now.
+fn passes(code: &str) -> bool {
+    matches!(code, "not_connected" | "learning" | "unreadable" | "stale_report")
 }
 
 async fn apply(planner: &Arc<Planner>, row: &MigrationRow, event: Event) -> Result<(), StoreError> {
