@@ -31,7 +31,7 @@ pub mod surface;
 pub const MOVE_BOUND: Duration = Duration::from_secs(30);
 
 /// How long a daemon may take to reach a fault point.
-pub const POINT_BOUND: Duration = Duration::from_secs(15);
+pub const POINT_BOUND: Duration = Duration::from_secs(45);
 
 /// When a case is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -306,7 +306,7 @@ impl Clients {
     ///
     /// Fails with what it finds.
     pub async fn expect_well(&self, vm: &GuestVm, host: Option<&str>) -> Result<()> {
-        wait_for("the doctor to be content", Duration::from_secs(10), || async {
+        wait_for("the doctor to be content", Duration::from_secs(45), || async {
             let found = match self.planner().doctor(DoctorRequest { vm: String::new() }).await {
                 Ok(reply) => reply.into_inner(),
                 Err(status) if self.is_away(&status) => {

@@ -25,7 +25,7 @@ use crate::serial::Serial;
 use crate::wait::{Holds, Level, wait_for};
 
 /// How long a daemon may take until it answers.
-const READY_BOUND: Duration = Duration::from_secs(15);
+const READY_BOUND: Duration = Duration::from_secs(45);
 
 /// How long a guest may take to say its first words, by far enough.
 const BOOT_BOUND: Duration = Duration::from_secs(30);

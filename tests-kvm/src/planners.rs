@@ -72,14 +72,12 @@ impl Planner {
         let store = database
             .map(|database| format!("[store]\nurl = {:?}\n", database.url))
             .unwrap_or_default();
-        // A short lease and a short report interval: a case must not wait for them. Where another
-        // planner takes over, every case waits for the lease.
-        let lease = if database.is_some() { "1s" } else { "2s" };
+        // A short lease and a short report interval: a case must not wait for them.
         let config = format!(
             "state_dir = \"{own}/s\"\n\
              [listen]\ngrpc = \"{address}:9096\"\nrest = \"{address}:9095\"\n\
              {store}\
-             [policy]\nlease = \"{lease}\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
+             [policy]\nlease = \"2s\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
              [security]\nplain_text = \"namespace\"\n\
              {}",
             artifacts.fault_points.toml(&own.join("f")),

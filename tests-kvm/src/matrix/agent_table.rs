@@ -5,8 +5,10 @@
 
 use super::Planned::{Ends, Never};
 use super::scenario::Scenario;
-use super::table::{ARRIVED, GUEST_CRASHED, GUEST_LOST, RETURNED, STARTED, STAYED, STOPPED};
-use super::{End, Place, Planned, Point, Victim};
+use super::table::{
+    ARRIVED, GUEST_CRASHED, GUEST_LOST, LST2, NXT2, RETURNED, STARTED, STAYED, STOPPED,
+};
+use super::{Planned, Point, Victim};
 
 /// The instants around an entry: it is not written, it is written and not acted on, it is acted on
 /// and not answered.
@@ -52,7 +54,6 @@ const LOST: Planned = Ends(&[GUEST_LOST]);
 const CRSH: Planned = Ends(&[GUEST_CRASHED]);
 const RUNS: Planned = Ends(&[STARTED]);
 const STOP: Planned = Ends(&[STOPPED]);
-const LST2: Planned = Ends(&[End { phase: Some("failed"), place: Place::Lost, generations: 2 }]);
 const SENT: Planned =
     Never("the source may have sent its last by then or not: either end is right");
 
@@ -73,7 +74,7 @@ pub fn rows() -> Vec<Row> {
         row(S::Cancel, "cancel_transfer", "a",         BACK, [LOST, LOST, LOST]),
         row(S::Cancel, "destroy_receiver", "b",        BACK, [BACK, BACK, BACK]),
         row(S::Undo, "destroy_receiver", "b",          BACK, [BACK, BACK, BACK]),
-        row(S::LostReceiver, "resume_source", "a",     NEXT, [LST2, LST2, LST2]),
+        row(S::LostReceiver, "resume_source", "a",     NXT2, [LST2, LST2, LST2]),
         row(S::Start, "start_vm", "a",                 RUNS, [RUNS, RUNS, RUNS]),
         row(S::Stop, "stop_vm", "a",                   STOP, [STOP, STOP, STOP]),
     ]

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use prost::Message as _;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::Status;
-use vmferry_proto::v1::{GetVmRequest, MigrateVmRequest, Migration, StartVmRequest, StopVmRequest};
+use vmferry_proto::v1::{
+    ErrorDetail, GetVmRequest, MigrateVmRequest, Migration, StartVmRequest, StopVmRequest,
+};
 
 use super::{Cell, Point};
 use crate::cases::cancel::start_endless;
@@ -120,19 +123,28 @@ impl Asked {
         }
     }
 
-    /// Asks until somebody answers, with yes or no.
+    /// Asks until somebody answers, with yes or no: that a host does not answer yet is neither.
     pub(super) async fn until_answered(
         &self,
         clients: &Clients,
     ) -> Result<Result<Option<String>, Status>> {
-        wait_for("a planner to answer", Duration::from_secs(20), || async {
+        wait_for("a planner to answer", Duration::from_secs(45), || async {
             match self.once(clients).await {
-                Err(status) if clients.is_away(&status) => Ok(Level::NotYet(status.to_string())),
+                Err(status) if clients.is_away(&status) || waits_for_a_host(&status) => {
+                    Ok(Level::NotYet(status.message().to_owned()))
+                }
                 answer => Ok(Level::Reached(answer)),
             }
         })
         .await
     }
+}
+
+/// Says whether a refusal is for nothing but hosts that are on their way back.
+fn waits_for_a_host(status: &Status) -> bool {
+    let Ok(detail) = ErrorDetail::decode(status.details()) else { return false };
+    let passing = |code: &str| matches!(code, "not_connected" | "learning" | "unreadable");
+    !detail.blockers.is_empty() && detail.blockers.iter().all(|blocker| passing(&blocker.code))
 }
 
 /// A scenario on its way to the point.

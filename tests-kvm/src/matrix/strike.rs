@@ -18,7 +18,7 @@ use crate::proof::qemu_processes;
 use crate::wait::{Holds, Level, wait_for};
 
 /// How long a move may take after the death: leases end, hosts boot, agents learn.
-const END_BOUND: Duration = Duration::from_secs(45);
+const END_BOUND: Duration = Duration::from_secs(60);
 
 /// Long enough to tell that a guest stands still: it prints a line every 10 ms.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -34,7 +34,8 @@ pub async fn carry_out(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Evidenc
     let dead_planner = strike(cluster, cell, &stage, reached).await?;
     let (vm, ballast) = (stage.vm.clone(), stage.ballast.clone());
     let (generation, since_us) = (stage.generation, stage.since_us);
-    let answer = hear(cluster, cell, stage, dead_planner).await?;
+    let mut stage = stage;
+    let answer = hear(cluster, cell, &mut stage, dead_planner).await?;
     let migration = match &answer {
         Ok(Some(id)) => Some(id.clone()),
         Ok(None) | Err(_) => only_migration(cluster, &vm).await?.map(|migration| migration.id),
@@ -45,9 +46,10 @@ pub async fn carry_out(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Evidenc
     {
         make_room(cluster, ballast).await?;
     }
-    let (end, migration) = conclude(cluster, cell, &vm, migration.as_deref(), &answer).await?;
+    let asked = (migration.as_deref(), &answer);
+    let (end, migration) = conclude(cluster, cell, (&vm, generation), asked).await?;
     expect_place(cluster, &vm, end.place).await?;
-    cluster.clients.expect_nothing_open(Duration::from_secs(10)).await?;
+    cluster.clients.expect_nothing_open(END_BOUND).await?;
     let alone = match end.place {
         Place::Source => Some("a"),
         Place::Destination => Some("b"),
@@ -144,10 +146,11 @@ async fn strike(
     }
     if let Some(host) = machine {
         cluster.host(host)?.crash(lab).await?;
-        if cell.scenario == Scenario::Start {
-            // A start that nobody has seen to end goes on when the host is back.
-            stage.vm.serial.forget();
-        }
+    }
+    let died = machine.is_some() || cell.victim == Victim::SourceQemu;
+    if died && cell.scenario == Scenario::Start {
+        // A start that nobody has seen to end goes on, or begins again.
+        stage.vm.serial.forget();
     }
     for host in cluster.host_names() {
         cluster.host(host)?.faults.disarm()?;
@@ -184,7 +187,7 @@ fn planner<'c>(
 async fn hear(
     cluster: &Cluster<'_>,
     cell: &Cell,
-    mut stage: Stage,
+    stage: &mut Stage,
     dead_planner: Option<usize>,
 ) -> Result<Result<Option<String>, Status>> {
     let status = match stage.answer().await? {
@@ -236,9 +239,8 @@ fn ballast_runs(cluster: &Cluster<'_>, ballast: &GuestVm) -> Result<bool> {
 async fn conclude(
     cluster: &Cluster<'_>,
     cell: &Cell,
-    vm: &GuestVm,
-    id: Option<&str>,
-    answer: &Result<Option<String>, Status>,
+    (vm, generation): (&GuestVm, u64),
+    (id, answer): (Option<&str>, &Result<Option<String>, Status>),
 ) -> Result<(End, Option<Migration>)> {
     let (phase, migration) = match id {
         Some(id) => {
@@ -268,9 +270,10 @@ async fn conclude(
     let mut fitting: Vec<End> = fitting.copied().collect();
     if fitting.len() > 1 {
         // The same phase, the guest elsewhere: what the planner says of the VM decides which.
-        let lost = |end: &End| end.place == Place::Lost;
-        let power = cluster.clients.wait_vm(vm, END_BOUND, is_settled).await?.power;
-        fitting.retain(|end| lost(end) == (power == "lost"));
+        let seen = cluster.clients.wait_vm(vm, END_BOUND, is_settled).await?;
+        fitting.retain(|end| {
+            power(end.place) == seen.power && seen.generation == generation + end.generations
+        });
     }
     match (fitting.first(), &migration) {
         (Some(end), _) => Ok((*end, migration)),
@@ -281,19 +284,27 @@ async fn conclude(
     }
 }
 
+/// Returns what the planner says of a VM whose guest is there.
+const fn power(place: Place) -> &'static str {
+    match place {
+        Place::Source | Place::Destination => "running",
+        Place::Lost => "lost",
+        Place::Stopped => "stopped",
+    }
+}
+
 fn is_settled(vm: &Vm) -> bool {
     matches!(vm.power.as_str(), "running" | "stopped" | "lost")
 }
 
 /// Proves that the guest is where it should be, and nowhere else.
 async fn expect_place(cluster: &Cluster<'_>, vm: &GuestVm, place: Place) -> Result<()> {
-    let power = match place {
+    match place {
         Place::Source => return cluster.expect_running(vm, "a").await,
         Place::Destination => return cluster.expect_running(vm, "b").await,
-        Place::Lost => "lost",
-        Place::Stopped => "stopped",
-    };
-    let seen = cluster.clients.wait_vm(vm, END_BOUND, |seen| seen.power == power).await?;
+        Place::Lost | Place::Stopped => {}
+    }
+    let seen = cluster.clients.wait_vm(vm, END_BOUND, |seen| seen.power == power(place)).await?;
     if place == Place::Lost && seen.error.is_empty() {
         bail!("{} is lost without a cause", vm.name);
     }

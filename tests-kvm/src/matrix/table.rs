@@ -66,7 +66,8 @@ const LATE: Planned = Ends(&[ARRIVED_AND_LOST]);
 const GONE: Planned = Ends(&[STAYED_AND_LOST]);
 /// What was seen is committed, then the guest's death is seen; or it is seen first.
 const DIES: Planned = Differs { goes_on: &[ARRIVED_AND_LOST], looks_anew: &[GUEST_CRASHED] };
-const ENDS: Planned = Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[GUEST_LOST] };
+const ENDS: Planned =
+    Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[GUEST_LOST, STAYED_AND_LOST] };
 const RUNS: Planned = Ends(&[STARTED]);
 const STOP: Planned = Ends(&[STOPPED]);
 const FELL: Planned = Ends(&[STARTED_AND_LOST]);
@@ -105,7 +106,7 @@ pub fn rows() -> Vec<Row> {
                                                                [DONE, DONE, DONE, DONE, DONE, NEXT, DONE, NEXT]),
         row(S::Move, "attached", same("attached"),             [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE],
                                                                [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE]),
-        row(S::Move, "done", same("done"),                     [DONE, DONE, DONE, DONE, GON2, DIES, DONE, DIES],
+        row(S::Move, "done", same("done"),                     [DONE, DONE, DONE, DONE, GON2, DIES, DONE, MUTE],
                                                                [DONE, DONE, DONE, DONE, GON2, LATE, DONE, LATE]),
         row(S::Cancel, "cancelling", same("cancelling"),       [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
                                                                [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
@@ -117,15 +118,15 @@ pub fn rows() -> Vec<Row> {
                                                                [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
         row(S::Undo, "resuming", same("resuming"),             [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK],
                                                                [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK]),
-        row(S::LostReceiver, "resuming", same("resuming"),     [NEXT, NEXT, NEXT, NEXT, LST1, GON1, LST1, NEXT],
-                                                               [NEXT, NEXT, NEXT, NEXT, LST2, GON1, LST2, NEXT]),
-        row(S::LostReceiver, "aborted", same("aborted"),       [NEXT, NEXT, NEXT, NEXT, END2, GON1, END2, NEXT],
-                                                               [NEXT, NEXT, NEXT, NEXT, GNE2, GON1, GNE2, NEXT]),
+        row(S::LostReceiver, "resuming", same("resuming"),     [NXT2, NXT2, NXT2, NXT2, LST2, GON1, LST2, NXT2],
+                                                               [NXT2, NXT2, NXT2, NXT2, LST2, GON1, LST2, NXT2]),
+        row(S::LostReceiver, "aborted", same("aborted"),       [NXT2, NXT2, NXT2, NXT2, END2, GON1, END2, NXT2],
+                                                               [NXT2, NXT2, NXT2, NXT2, END2, GON1, END2, NXT2]),
         row(S::LostSource, "failed", same("failed"),           [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST],
                                                                [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST]),
         row(S::Queue, "queued", same("queued"),                [DONE, DONE, DONE, DONE, ASKQ, NONE, ASKQ, DONE],
                                                                [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE]),
-        row(S::Queue, "admitted", same("admitted"),            [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE],
+        row(S::Queue, "admitted", same("admitted"),            [DONE, DONE, DONE, DONE, FIND, NONE, FIND, DONE],
                                                                [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
         row(S::QueueCancel, "aborted", same("aborted"),        [BACK, BACK, BACK, BACK, GONE, NONE, GONE, BACK],
                                                                [BACK, BACK, BACK, BACK, GONE, NONE, GONE, BACK]),
@@ -145,6 +146,9 @@ pub fn rows() -> Vec<Row> {
 const ASKD: Planned = Differs { goes_on: &[GUEST_LOST], looks_anew: &[REFUSED, GUEST_LOST] };
 const ASKQ: Planned =
     Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[REFUSED, STAYED_AND_LOST] };
+/// Room was found, and the planner that found it dies: the next one finds the guest gone.
+const FIND: Planned =
+    Differs { goes_on: &[GUEST_LOST], looks_anew: &[GUEST_LOST, STAYED_AND_LOST] };
 /// A receiver that died before it was written down where it listens is started again.
 const AGAN: Planned = Differs { goes_on: &[STAYED], looks_anew: &[ARRIVED] };
 /// The guest was seen on the destination, which then falls silent: the source is released before or
@@ -157,17 +161,17 @@ const SAID: Planned =
 /// The receiver of a transfer that is complete dies before that is committed: the planner that saw
 /// it commits, and goes back under the next generation; one that looks anew sees the death first.
 const BCK2: Planned = Differs { goes_on: &[RETURNED], looks_anew: &[STAYED] };
-/// The source dies too, on the way back after the commit: before the way back is committed the
-/// generation is the destination's, after it the source's.
-const LST1: Planned = Differs {
-    goes_on: &[ended("failed", Place::Lost, 2)],
-    looks_anew: &[ended("failed", Place::Lost, 1)],
-};
-const LST2: Planned = Ends(&[ended("failed", Place::Lost, 2)]);
-const END2: Planned = Differs {
-    goes_on: &[ended("aborted", Place::Lost, 2)],
-    looks_anew: &[ended("failed", Place::Lost, 2)],
-};
-const GNE2: Planned = Ends(&[ended("aborted", Place::Lost, 2)]);
-/// A start that is committed is lost after; one that nobody committed is seen to have failed.
-const FALL: Planned = Differs { goes_on: &[STARTED_AND_LOST], looks_anew: &[NOT_STARTED] };
+/// Back after the commit. Of two planners, the other one may have taken over before it, and then
+/// goes back from what was never committed.
+pub(super) const NXT2: Planned = Differs { goes_on: &[RETURNED], looks_anew: &[RETURNED, STAYED] };
+/// The source dies too, on that way back: before the way back is committed the generation is the
+/// destination's, after it the source's next.
+pub(super) const LST2: Planned = Differs { goes_on: &[LOST_AFTER], looks_anew: ANY_LOSS };
+const END2: Planned = Differs { goes_on: &[RETURNED_AND_LOST], looks_anew: ANY_LOSS };
+const LOST_AFTER: End = ended("failed", Place::Lost, 2);
+const RETURNED_AND_LOST: End = ended("aborted", Place::Lost, 2);
+const ANY_LOSS: &[End] =
+    &[LOST_AFTER, GUEST_CRASHED, GUEST_LOST, RETURNED_AND_LOST, STAYED_AND_LOST];
+/// A start that is committed is lost after; one that nobody has committed goes on, or is seen to
+/// have failed.
+const FALL: Planned = Differs { goes_on: &[STARTED_AND_LOST], looks_anew: &[STARTED, NOT_STARTED] };
