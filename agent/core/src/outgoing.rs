@@ -403,7 +403,10 @@ mod tests {
         let mut watchdog = Watchdog::new(Millis(0));
         watchdog.saw(Millis(1), open(Sending::Standing), 10);
         for sending in [Sending::Standing, Sending::Switching, Sending::Moving] {
-            assert_eq!(watchdog.due(Millis(9999), attempt_of(sending, &Order::Handed), LIMITS), None);
+            assert_eq!(
+                watchdog.due(Millis(9999), attempt_of(sending, &Order::Handed), LIMITS),
+                None
+            );
         }
     }
 

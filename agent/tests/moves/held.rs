@@ -219,9 +219,8 @@ async fn an_agent_that_died_between_its_note_and_the_stop_stops_the_guest_at_the
         });
     })
     .await;
-    let runs = |seen: &v1::VmObservation| {
-        seen.run_state == "running" && seen.switched_off == ["vcpus"]
-    };
+    let runs =
+        |seen: &v1::VmObservation| seen.run_state == "running" && seen.switched_off == ["vcpus"];
     world.wait(Side::A, "the agent to say that it runs though it is held", runs).await;
     let seen = world.execute(Side::A, hold()).await.unwrap().observation.unwrap();
     assert!(is_held(&seen), "{seen:#?}");

@@ -20,10 +20,7 @@ pub const fn user_state(phase: &Phase) -> UserState {
         Phase::Queued { .. } => UserState::Pending,
         Phase::Admitted {
             stage:
-                Stage::Arming
-                | Stage::Recalling { .. }
-                | Stage::Clearing { .. }
-                | Stage::Holding { .. },
+                Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. } | Stage::Holding { .. },
             ..
         } => UserState::Precheck,
         Phase::Admitted { stage: Stage::Transferring { .. }, .. }

@@ -71,10 +71,7 @@ fn patience(migration: &Migration) -> Option<Millis> {
         Phase::Queued { .. }
         | Phase::Admitted {
             stage:
-                Stage::Arming
-                | Stage::Recalling { .. }
-                | Stage::Clearing { .. }
-                | Stage::Holding { .. },
+                Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. } | Stage::Holding { .. },
             ..
         }
         | Phase::Captured { switchover: Switchover::Withheld, .. }
@@ -159,7 +156,8 @@ mod tests {
     fn every_row_that_owes_something_is_stuck_in_time_with_what_it_waits_for() {
         for (name, row) in rows::all() {
             let stuck = stuck(&row, &NOBODY, LATE, None);
-            let free = ["queued", "transferring", "transferring +", "held", "done", "aborted", "failed"];
+            let free =
+                ["queued", "transferring", "transferring +", "held", "done", "aborted", "failed"];
             let free = free.contains(&name);
             assert_eq!(stuck.is_none(), free, "{name}: {stuck:?}");
             if let Some(stuck) = stuck {
