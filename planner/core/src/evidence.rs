@@ -10,7 +10,7 @@ mod seen;
 
 pub use permit::{Withheld, permit};
 pub use seen::{
-    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
 
 use vmferry_types::Method;

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use vmferry_planner_core::evidence::{self, Sides, Times};
+use vmferry_planner_core::evidence::{self, Seen, Sides, Times};
 use vmferry_planner_core::fleet::Demand;
 use vmferry_planner_core::migration::{Blocker, Effect, Event, Phase, Refusal, Side as End};
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
@@ -272,7 +272,8 @@ impl<'a> Run<'a> {
             }
             let observation =
                 view.observation.as_ref().filter(|_| view.claimed && busy != Some(end))?;
-            Some(seen(&host, self.row.migration.id, observation))
+            let said = seen(&host, self.row.migration.id, observation);
+            Some(Seen { heard: view.heard(clock::now()), ..said })
         };
         Sides {
             claim: self.row.claim,

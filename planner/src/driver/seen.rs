@@ -3,7 +3,7 @@
 //! What cannot be read proves nothing: an unknown word becomes the value that proves least.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, TransferState,
 };
 use vmferry_planner_core::migration::{GoneProof, Process, ProofKind, Side};
 use vmferry_proto::v1;
@@ -30,6 +30,7 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
     Seen {
         host: host.clone(),
         claim: Claim::from_stored(observation.claim),
+        heard: Heard::Now,
         knowledge: knowledge(observation),
         role: Role::from_label(&observation.role).unwrap_or(Role::Absent),
         generation: Generation::from_stored(observation.generation),

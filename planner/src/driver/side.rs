@@ -12,8 +12,9 @@ use futures::stream::StreamExt as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
+use vmferry_planner_core::evidence::Heard;
 use vmferry_proto::v1::{ClaimRequest, ObserveRequest, VmObservation};
-use vmferry_types::{Claim, Generation, HostId};
+use vmferry_types::{Claim, Generation, HostId, Millis, Timestamp};
 
 use crate::agents::{AgentError, Agents};
 use crate::clock;
@@ -22,6 +23,8 @@ use crate::clock;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A driver that has not come by for so long is not spoken for. It comes by twice a second.
 const DRIVER_SILENT: Duration = Duration::from_secs(3);
+/// An agent that has not answered for so long may be gone. It is asked every [`HEARTBEAT`].
+const ANSWERS: Millis = Millis(3_000);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -41,6 +44,13 @@ pub struct SideView {
 }
 
 impl SideView {
+    /// Says whether the agent still answers.
+    #[must_use]
+    pub fn heard(&self, now: Timestamp) -> Heard {
+        let silent = now.since(Timestamp(self.heard_ms)) > ANSWERS;
+        if self.trouble.is_some() || silent { Heard::Before } else { Heard::Now }
+    }
+
     /// Takes an observation unless it is older than what is known.
     fn take(&mut self, observation: VmObservation) {
         self.trouble = None;
@@ -272,6 +282,21 @@ mod tests {
         assert_eq!(known(&view), Some(6));
         view.take(said("two", 1, 500));
         assert_eq!(known(&view), Some(1));
+    }
+
+    #[test]
+    fn an_agent_that_fell_silent_is_not_taken_to_answer() {
+        let mut view = SideView::default();
+        view.take(said("one", 1, 0));
+        let heard = view.heard_ms;
+        assert_eq!(view.heard(Timestamp(heard + 3_000)), Heard::Now);
+        assert_eq!(view.heard(Timestamp(heard + 3_001)), Heard::Before);
+        view.trouble = Some(AgentError::Unreachable {
+            host: "a".parse().unwrap(),
+            operation: "observe",
+            reason: String::new(),
+        });
+        assert_eq!(view.heard(Timestamp(heard)), Heard::Before);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use vmferry_types::PhaseLabel;
 
-use crate::evidence::{Continued, Held, Knowledge, RunState, Seen, Sides, TransferState};
+use crate::evidence::{Continued, Heard, Held, Knowledge, RunState, Seen, Sides, TransferState};
 use crate::migration::{Back, Effect, Migration, Phase, Side};
 
 /// Says why an effect has to wait.
@@ -128,16 +128,19 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
     }
 }
 
-/// The source's QEMU lives and answers.
+/// The source's QEMU lives and answers. That it did so once is not enough: its host may have died.
 fn can_go_on(source: &Seen) -> bool {
-    source.knowledge == Knowledge::Known
+    source.heard == Heard::Now
+        && source.knowledge == Knowledge::Known
         && source.gone.is_none()
         && source.process.is_some()
         && source.run_state != RunState::Unknown
 }
 
+/// The receiver is there and has everything.
 fn complete(destination: &Seen) -> bool {
-    destination.knowledge == Knowledge::Known
+    destination.heard == Heard::Now
+        && destination.knowledge == Knowledge::Known
         && destination.gone.is_none()
         && destination.transfer == TransferState::Completed
         && destination.run_state == RunState::Paused

@@ -7,7 +7,7 @@
 use vmferry_types::{Generation, Millis, Role};
 
 use super::{
-    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
 use crate::migration::{
     Back, Cleanup, Event, GoneProof, Guest, Handover, Migration, Phase, ProofKind, Ran, Receiver,
@@ -359,13 +359,15 @@ impl Reading<'_> {
         Some(Event::BothComplete { proof: Handover { source, destination } })
     }
 
-    /// Decides a switchover that takes too long (rule R10). Both sides have to have answered.
+    /// Decides a switchover that takes too long (rule R10). Both sides have to answer now: one that
+    /// did so before may have died since, and then the other is the only whole one.
     fn overdue(self) -> Option<Event> {
         if !self.switchover_overdue() {
             return None;
         }
-        let source = self.source()?;
-        self.destination()?;
+        let answers = |seen: &&Seen| seen.heard == Heard::Now;
+        let source = self.source().filter(answers)?;
+        self.destination().filter(answers)?;
         match source.knowledge {
             // Its QEMU answers, so it can go on.
             Knowledge::Known => {

@@ -185,6 +185,16 @@ pub enum Continued {
     Unknown,
 }
 
+/// Whether an agent still answers, beside what it said last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It answered within the last moments.
+    Now,
+    /// It has not answered since, so its host may be gone by now. What it said stays true of what
+    /// was over by then; that its QEMU lives, or can go on, it does not say any more.
+    Before,
+}
+
 /// How a QEMU process that is gone came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -201,6 +211,8 @@ pub struct Seen {
     pub host: HostId,
     /// The claim that it answers to.
     pub claim: Claim,
+    /// Whether it still answers.
+    pub heard: Heard,
     /// How far its word reaches.
     pub knowledge: Knowledge,
     /// What it has of the VM.
@@ -251,6 +263,7 @@ impl Seen {
         Self {
             host: proof.host.clone(),
             claim,
+            heard: Heard::Now,
             knowledge: Knowledge::Known,
             role,
             generation,

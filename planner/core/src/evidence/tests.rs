@@ -161,6 +161,10 @@ fn an_overdue_switchover_is_decided_only_by_both_answers() {
     assert_eq!(label(&row, &sides(switching(), rows::destination_seen()), LATE), "decided_back");
     assert_eq!(label(&row, &sides(silent.clone(), full()), LATE), "decided_forward");
     assert_eq!(label(&row, &sides(silent, rows::destination_seen()), LATE), "-");
+    // Its host may have died since it said so, and then the receiver has the only whole guest.
+    let fell_silent = |seen: Seen| Seen { heard: Heard::Before, ..seen };
+    assert_eq!(label(&row, &sides(fell_silent(switching()), full()), LATE), "-");
+    assert_eq!(label(&row, &sides(switching(), fell_silent(full())), LATE), "-");
     let alone = Sides { destination: None, ..sides(switching(), full()) };
     assert_eq!(label(&row, &alone, LATE), "-");
 }
@@ -348,6 +352,8 @@ fn a_receiver_is_ended_after_the_order_only_with_the_sources_word() {
     let silent = Seen { knowledge: Knowledge::Unresponsive, ..switching() };
     assert_eq!(check(Some(silent), full()), Err(Withheld::SourceMayBeLost));
     assert_eq!(check(Some(rows::source_sent()), full()), Ok(()));
+    let fell_silent = Seen { heard: Heard::Before, ..rows::source_sent() };
+    assert_eq!(check(Some(fell_silent), full()), Err(Withheld::SourceMayBeLost));
     // One that failed to load can carry nothing on.
     let failed = Seen { transfer: TransferState::Failed, ..rows::destination_seen() };
     assert_eq!(check(None, failed), Ok(()));
@@ -364,6 +370,8 @@ fn a_source_is_killed_only_if_it_stands_still_and_the_destination_has_everything
     assert_eq!(check(silent.clone(), rows::destination_full()), Ok(()));
     let incomplete = check(silent.clone(), rows::destination_seen());
     assert_eq!(incomplete, Err(Withheld::DestinationIncomplete));
+    let fell_silent = Seen { heard: Heard::Before, ..rows::destination_full() };
+    assert_eq!(check(silent.clone(), fell_silent), Err(Withheld::DestinationIncomplete));
     let runs = Seen { run_state: RunState::Running, ..switching() };
     assert_eq!(check(runs, rows::destination_full()), Err(Withheld::SourceRuns));
     let ran = Seen { resumed_at_us: 6, ..silent };

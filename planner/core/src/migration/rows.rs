@@ -10,7 +10,7 @@ use super::{
     SourceWord, Stage, Stood, Switchover, Terms, Word,
 };
 use crate::evidence::{
-    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
 
 pub(crate) const ID: MigrationId = MigrationId::from_u128(1);
@@ -296,6 +296,7 @@ pub(crate) fn source_seen() -> Seen {
     Seen {
         host: host("a"),
         claim: CLAIM,
+        heard: Heard::Now,
         knowledge: Knowledge::Known,
         role: Role::Running,
         generation: GENERATION,

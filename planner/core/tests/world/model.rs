@@ -5,7 +5,7 @@
 //! after the order resumes by itself.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Held, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, TransferState,
 };
 use vmferry_planner_core::migration::{Effect, GoneProof, Process, ProofKind, Side};
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
@@ -133,6 +133,7 @@ impl End {
         Seen {
             host: self.name(),
             claim: self.claim,
+            heard: Heard::Now,
             knowledge: if silent { Knowledge::Unresponsive } else { Knowledge::Known },
             role: match (self.side, self.life) {
                 (Side::Source, Life::Never | Life::Alive | Life::Dead)
