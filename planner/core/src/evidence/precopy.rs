@@ -437,7 +437,8 @@ impl Reading<'_> {
     /// The source took its transfer back, if there was one, and its guest goes on.
     fn source_kept(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
-        let kept = seen.handed == Handed::No && seen.transfer.is_over() && goes_on(seen);
+        let as_before = goes_on(seen) || stopped_by_others(seen);
+        let kept = seen.handed == Handed::No && seen.transfer.is_over() && as_before;
         kept.then_some(Event::SourceContinued)
     }
 
@@ -458,6 +459,13 @@ impl Reading<'_> {
 /// is over in the journal too, an agent that restarts would take it up again.
 fn goes_on(seen: &Seen) -> bool {
     seen.run_state.has_run() && seen.held == Held::No
+}
+
+/// Whether a source's guest stands still though nothing of this migration stops it any more: the
+/// giving up is journalled and no hold is left, so whoever uses the guest has paused it. It stays as
+/// that user wants it, and nobody waits for it to run.
+fn stopped_by_others(seen: &Seen) -> bool {
+    seen.run_state == RunState::Paused && seen.held == Held::No && seen.gave_up.is_some()
 }
 
 /// Says what a receiver that is gone means before ownership moved.

@@ -223,7 +223,12 @@ fn a_source_has_kept_its_guest_only_when_its_transfer_is_over() {
     );
     assert_eq!(check(rows::source_seen()), "-");
     assert_eq!(check(standing()), "-");
-    assert_eq!(check(Seen { run_state: RunState::Paused, ..cancelled }), "-");
+    let paused = Seen { run_state: RunState::Paused, ..cancelled };
+    assert_eq!(check(paused.clone()), "-");
+    // Its user has paused it since: it is given back as it is.
+    let given_up = Seen { gave_up: Some("cancelled".into()), ..paused };
+    assert_eq!(check(given_up.clone()), "source_continued");
+    assert_eq!(check(Seen { held: Held::Yes, ..given_up }), "-");
 }
 
 #[test]
