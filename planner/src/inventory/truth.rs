@@ -117,7 +117,10 @@ async fn follow(
     if row.admission.is_some() {
         return Ok(Some(row));
     }
-    if claim < row.claim || generation < row.generation {
+    // A newer generation is never this planner's own word: it counts, however many claims this
+    // planner has given out since.
+    let older = generation == row.generation && claim < row.claim;
+    if older || generation < row.generation {
         return Ok(Some(row));
     }
     if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
@@ -138,6 +141,7 @@ async fn follow(
     if !newer || (power == PowerState::Stopped && !here) {
         return Ok(Some(row));
     }
+    let claim = claim.max(row.claim);
     let followed = Followed { vm: row.id, host: host.clone(), power, generation, claim };
     if store.follow_vm(&followed, now).await? {
         info!(vm_id = %row.id, host_id = %host, power = power.label(), %generation, %claim,
