@@ -290,8 +290,14 @@ impl Agent {
 
     /// Says whether the journal holds a migration of the VM that has not ended.
     fn open_admission(&self, record: &Record) -> bool {
+        let unused = record.fence.migration.is_some_and(|id| {
+            let ended = record.ended.as_ref().is_some_and(|ended| ended.migration == Some(id));
+            let sent = record.outgoing().is_some();
+            let arrived = record.process().is_some_and(|process| process.admission == id);
+            record.fence.last.is_none() && !ended && !sent && !arrived
+        });
         match &record.part {
-            Part::Absent | Part::Stopped => false,
+            Part::Absent | Part::Stopped => unused,
             Part::Receiver { .. } => true,
             Part::Running { process, outgoing, held } => {
                 let settled = |sent: &Outgoing| match sent.order {
@@ -306,7 +312,7 @@ impl Agent {
                         .and_then(|there| there.by_launch(process.launch))
                         .is_some_and(|qemu| qemu.busy() || qemu.run != RunState::Running)
                 });
-                held.is_some() || sends || (given && busy)
+                held.is_some() || sends || (given && busy) || unused
             }
         }
     }

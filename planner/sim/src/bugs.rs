@@ -60,6 +60,8 @@ pub enum Bug {
     StoreTakesSilenceForLoss,
     /// The store carries a transaction out again whose answer was lost.
     StoreCommitsTwice,
+    /// The store admits without looking at what is promised already.
+    StoreOverbooks,
     /// An operator declares a host dead that runs on.
     OperatorLies,
     /// The store writes a row that was decided on an older one.
@@ -98,6 +100,7 @@ impl Bug {
         Self::PlannerReleasesEarly,
         Self::StoreTakesSilenceForLoss,
         Self::StoreCommitsTwice,
+        Self::StoreOverbooks,
         Self::OperatorLies,
         Self::StoreWritesAnyway,
         Self::StoreLosesWrites,

@@ -134,7 +134,12 @@ impl ByHand {
     async fn back(&mut self) -> Result<(), Refusal> {
         let cause = "by hand".to_owned();
         let cancel = Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() });
-        self.command(Side::Source, cancel).await?;
+        match self.command(Side::Source, cancel).await {
+            // The source is somebody else's by now.
+            Err(refusal) if refusal.detail.code == "stale_claim" => {}
+            Err(refusal) => return Err(refusal),
+            Ok(_) => {}
+        }
         let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause });
         self.command(Side::Destination, destroy).await.map(|_| ())
     }

@@ -269,9 +269,10 @@ impl State {
         }
     }
 
-    /// Whether a host is gone for good, or its journal is: what hangs on it may stay stuck.
+    /// Whether a host is gone for good and no planner was told so, or its journal is lost: what hangs on it may stay stuck.
     fn hopeless(&self, host: &HostId) -> bool {
-        self.host(host).is_none_or(|host| host.for_good || self.proves_nothing(host))
+        self.host(host)
+            .is_none_or(|host| (host.for_good && !host.declared) || self.proves_nothing(host))
     }
 
     /// Whether a host's journal is lost, and its agent says so.

@@ -97,7 +97,8 @@ impl Schedule {
             .unwrap_or_else(|error| unreachable!("a runtime without IO needs nothing: {error}"));
         runtime.block_on(async {
             simulated::set(EPOCH_US);
-            let state = State::new(self.seed, self.weather.clone(), self.detail, self.bug);
+            let mut state = State::new(self.seed, self.weather.clone(), self.detail, self.bug);
+            state.tables.overbooks = state.bugged(Bug::StoreOverbooks);
             let world = World::new(state);
             self.play(&world).await
         })

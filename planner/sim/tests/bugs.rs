@@ -79,9 +79,24 @@ fn expose(bug: Bug, weather: &mut Weather) {
             weather.blow_every = 2_000;
             weather.calm_at_ms = 60_000;
         }
+        Bug::AgentForgetsAnswers => {
+            weather.doubled = 700;
+            weather.late = 200;
+            weather.by_hand = 0;
+        }
+        Bug::StoreOverbooks => {
+            *weather = Weather {
+                room: 2,
+                vms: 4,
+                hosts: 3,
+                planners: 3,
+                migrations: 12,
+                migration_every: 300,
+                ..Weather::fair()
+            };
+        }
         Bug::AgentSkipsFence
         | Bug::AgentObeysDelayedStep
-        | Bug::AgentForgetsAnswers
         | Bug::AgentTakesOlderClaim
         | Bug::AgentForgetsOrder
         | Bug::AgentForgetsCont

@@ -2,6 +2,7 @@
 
 use vmferry_sim::schedule::{Outcome, Schedule};
 use vmferry_sim::trace::Detail;
+use vmferry_sim::weather::{Blow, Weather};
 
 /// Reads a number from the environment: how a run is told how long to take, or which seed to show.
 fn asked(name: &str) -> Option<u64> {
@@ -25,6 +26,60 @@ fn any_schedule_keeps_the_invariants() {
             panic!("SEED={seed}: {}", outcome.violations[0]);
         }
     }
+}
+
+/// Runs some seeds of one weather.
+fn keeps_the_invariants(weather: &Weather) {
+    for seed in 1..=15 {
+        let schedule = Schedule { weather: weather.clone(), ..Schedule::drawn(seed) };
+        assert_eq!(schedule.run().violations, [], "SEED={seed}");
+    }
+}
+
+#[test]
+fn a_copy_of_a_refused_start_or_stop_does_nothing() {
+    keeps_the_invariants(&Weather {
+        calm_at_ms: 30_000,
+        fails: 300,
+        blocked: 300,
+        doubled: 800,
+        vms: 2,
+        hosts: 3,
+        migrations: 0,
+        powers: 12,
+        migration_every: 2_000,
+        ..Weather::fair()
+    });
+}
+
+#[test]
+fn a_vm_that_was_moved_by_hand_is_not_stopped_by_its_old_host() {
+    keeps_the_invariants(&Weather {
+        calm_at_ms: 60_000,
+        blows: vec![Blow::PlannerApart, Blow::Agent],
+        blow_every: 2_000,
+        hosts: 3,
+        migrations: 2,
+        powers: 8,
+        by_hand: 4,
+        migration_every: 4_000,
+        ..Weather::fair()
+    });
+}
+
+#[test]
+fn a_host_that_is_declared_dead_keeps_nothing_waiting() {
+    keeps_the_invariants(&Weather {
+        calm_at_ms: 40_000,
+        blows: vec![Blow::HostForGood],
+        blow_every: 20_000,
+        vms: 3,
+        hosts: 3,
+        migrations: 4,
+        powers: 6,
+        migration_every: 3_000,
+        ..Weather::fair()
+    });
 }
 
 #[test]

@@ -89,7 +89,8 @@ impl Agent {
                         short(vm), self.host, word.claim, word.step),
                 );
             }
-            let newest = state.ledger.get(&vm).copied();
+            // What was moved by hand is known at its old host once that is told to let go.
+            let newest = state.ledger.get(&vm).copied().filter(|_| !state.by_hand.contains(&vm));
             if let Some(newest) = newest.filter(|newest| word.generation < *newest) {
                 state.violated(
                     Invariant::Generations,
