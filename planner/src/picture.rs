@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use futures::stream::{self, StreamExt as _};
 use vmferry_planner_core::doctor::{
-    Answer, Declared, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing, Under,
+    Answer, Declared, GaveUp, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing,
+    Under,
 };
 use vmferry_planner_core::evidence::{Continued, Handed, Knowledge, RunState};
 use vmferry_planner_core::migration::{Cleanup, Phase};
@@ -139,6 +140,7 @@ fn answered(row: &HostRow, report: &v1::HostReport) -> HostSaid {
     HostSaid {
         id: row.id.clone(),
         answer,
+        boot_id: report.boot_id.clone(),
         declared: declared(&now),
         vms: report.vms.iter().filter_map(remains).collect(),
         strangers: report.strangers.clone(),
@@ -150,6 +152,7 @@ fn silent(row: &HostRow, reason: String, heard: Option<Timestamp>) -> HostSaid {
     HostSaid {
         id: row.id.clone(),
         answer: Answer::Silent { reason, heard },
+        boot_id: row.boot_id.clone(),
         declared: declared(row),
         vms: Vec::new(),
         strangers: Vec::new(),
@@ -209,6 +212,7 @@ fn remains(message: &v1::VmReport) -> Option<Remains> {
         claim: Claim::from_stored(message.claim),
         migration: message.migration_id.parse().ok(),
         handed: if message.handed && !message.gave_up { Handed::Yes } else { Handed::No },
+        gave_up: if message.gave_up { GaveUp::Yes } else { GaveUp::No },
         continued: if message.ever_continued { Continued::Yes } else { Continued::No },
     })
 }

@@ -3,7 +3,7 @@
 mod host;
 mod migration;
 
-use vmferry_planner_core::doctor::OpenHalf;
+use vmferry_planner_core::doctor::{GaveUp, OpenHalf};
 use vmferry_planner_core::evidence::{Continued, Handed};
 use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Phase, Stage};
 use vmferry_proto::v1;
@@ -208,7 +208,7 @@ pub fn half(half: &OpenHalf) -> v1::OpenHalf {
         generation: there.generation.value(),
         claim: there.claim.value(),
         handed: there.handed == Handed::Yes,
-        gave_up: false,
+        gave_up: there.gave_up == GaveUp::Yes,
         ever_continued: there.continued == Continued::Yes,
         words: half.words(),
     }

@@ -202,6 +202,6 @@ fn host(said: &HostSaid) -> v1::HostCheck {
         answer: answer.to_owned(),
         note,
         running: u32::try_from(running).unwrap_or(u32::MAX),
-        boot_id: String::new(),
+        boot_id: said.boot_id.clone(),
     }
 }

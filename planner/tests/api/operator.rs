@@ -309,6 +309,8 @@ async fn the_doctor_prints_what_was_said_at_the_commit() {
     bench.ended(&asked.id).await;
     let reply = doctor(&bench).await;
     assert!(reply.well, "{:?}", reply.findings);
+    let boots: Vec<_> = reply.hosts.iter().map(|host| host.boot_id.clone()).collect();
+    assert_eq!(boots, ["a", "b"].map(|host| bench.world.report(host).boot_id));
     let check = &reply.vms[0];
     assert_eq!((check.runs_on.as_str(), &check.last_move), ("b", &asked.id));
     assert!(check.proof_words.contains("said completed and postmigrate"), "{}", check.proof_words);

@@ -2,7 +2,7 @@
 
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, VmId};
 
-use super::picture::{Picture, Process, Remains};
+use super::picture::{GaveUp, Picture, Process, Remains};
 use super::{Finding, Severity};
 use crate::evidence::{Continued, Handed, RunState};
 
@@ -59,6 +59,9 @@ impl OpenHalf {
             }
             HalfSide::Source if self.there.handed == Handed::Yes => format!(
                 "the switchover of {name} was ordered on host {host}, and its guest there stands still until someone says which side is the right one"
+            ),
+            HalfSide::Source if self.there.gave_up == GaveUp::Yes => format!(
+                "{name} was being sent from host {host}, which took that back: its guest goes on there"
             ),
             HalfSide::Source => format!("{name} is being sent from host {host}"),
         }

@@ -25,6 +25,8 @@ pub struct HostSaid {
     pub id: HostId,
     /// Whether it did, and how far its word reaches.
     pub answer: Answer,
+    /// The boot that it answered from, or was last heard from.
+    pub boot_id: String,
     /// The last declaration of its death.
     pub declared: Option<Declared>,
     /// What it has of VMs. Empty if it did not answer.
@@ -103,8 +105,19 @@ pub struct Remains {
     pub migration: Option<MigrationId>,
     /// Whether the order of that migration's switchover is journalled, and not taken back.
     pub handed: Handed,
+    /// Whether the source has taken its attempt to send back, by its journal.
+    pub gave_up: GaveUp,
     /// Whether a `cont` is journalled.
     pub continued: Continued,
+}
+
+/// Whether a source has taken its attempt to send back: its guest goes on there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GaveUp {
+    /// It has not.
+    No,
+    /// It has, and refuses what belongs to that attempt.
+    Yes,
 }
 
 /// What is known of a QEMU process.

@@ -27,6 +27,7 @@ fn there(role: Role, run_state: RunState) -> Remains {
         claim: Claim::from_stored(5),
         migration: Some(MOVE),
         handed: Handed::No,
+        gave_up: GaveUp::No,
         continued: if role == Role::Running { Continued::Yes } else { Continued::No },
     }
 }
@@ -39,6 +40,7 @@ fn said(name: &str, vms: Vec<Remains>) -> HostSaid {
     HostSaid {
         id: host(name),
         answer: Answer::Whole,
+        boot_id: "boot".to_owned(),
         declared: None,
         vms,
         strangers: Vec::new(),
@@ -157,6 +159,9 @@ fn what_should_run_and_does_not_is_told_by_how_it_is_known() {
     expect(&picture(Vec::new()), "unknown", &["error:host_unknown@a"]);
     let paused = there(Role::Running, RunState::Paused);
     expect(&picture(vec![said("a", vec![paused])]), "a", &["warning:stands_still@a"]);
+    let mut nowhere = picture(vec![said("a", Vec::new())]);
+    nowhere.vms = vec![Known { host: None, ..known(PowerState::Running) }];
+    expect(&nowhere, "none", &["error:no_host"]);
     let mut lost = picture(vec![said("a", Vec::new())]);
     lost.vms = vec![known(PowerState::Lost)];
     expect(&lost, "none", &["error:lost"]);
@@ -207,8 +212,16 @@ fn both_halves_of_a_move_that_the_store_does_not_know_are_shown() {
         assert_eq!(open_halves(&halves), Vec::new());
     }
     // A source that is still sending shows by its receiver; one that runs on by itself does not.
-    let sending = picture(vec![said("a", vec![runs()]), said("b", vec![receiver])]);
-    assert_eq!(open_halves(&sending).len(), 2);
+    let sending = picture(vec![said("a", vec![runs()]), said("b", vec![receiver.clone()])]);
+    let words =
+        |picture: &Picture| open_halves(picture).iter().map(OpenHalf::words).collect::<Vec<_>>();
+    assert_eq!(
+        words(&sending),
+        ["web1 is being sent from host a", "a receiver for web1 waits on host b"]
+    );
+    let back = Remains { gave_up: GaveUp::Yes, ..runs() };
+    let back = picture(vec![said("a", vec![back]), said("b", vec![receiver])]);
+    assert!(words(&back)[0].contains("which took that back"), "{:?}", words(&back));
     assert_eq!(open_halves(&picture(vec![said("a", vec![runs()])])), Vec::new());
 }
 
