@@ -101,7 +101,7 @@ fn vm_id(of: u128) -> VmId {
     VmId::from_u128(of)
 }
 
-fn id(of: u128) -> MigrationId {
+pub(crate) fn id(of: u128) -> MigrationId {
     MigrationId::from_u128(of)
 }
 
@@ -122,7 +122,7 @@ fn vm(of: u128, name: &str) -> VmRow {
     }
 }
 
-async fn known_vm(store: &dyn Store, of: u128) -> VmRow {
+pub(crate) async fn known_vm(store: &dyn Store, of: u128) -> VmRow {
     let row = vm(of, &format!("vm{of}"));
     assert_eq!(store.adopt_vm(&row, NOW).await.unwrap(), Adopted::New);
     row
@@ -173,7 +173,7 @@ fn request(of: u128, vm: &VmRow, grant: Result<Grant, String>) -> NewMigration {
     }
 }
 
-async fn admitted(store: &dyn Store, of: u128, vm: &VmRow) -> MigrationRow {
+pub(crate) async fn admitted(store: &dyn Store, of: u128, vm: &VmRow) -> MigrationRow {
     let new = request(of, vm, Ok(grant("b", room(9))));
     match store.admit(&new, NOW_US).await.unwrap() {
         Admission::Admitted(row) => *row,
@@ -188,7 +188,7 @@ async fn refusal(store: &dyn Store, new: &NewMigration) -> Refused {
     }
 }
 
-async fn commit(store: &dyn Store, row: &MigrationRow, event: Event) -> MigrationRow {
+pub(crate) async fn commit(store: &dyn Store, row: &MigrationRow, event: Event) -> MigrationRow {
     let entries = row.migration.advance(event).unwrap();
     match store.commit(row, &entries, &row.notes, NOW_US + 1).await.unwrap() {
         Commit::Done(row) => *row,
@@ -196,7 +196,7 @@ async fn commit(store: &dyn Store, row: &MigrationRow, event: Event) -> Migratio
     }
 }
 
-fn armed() -> Event {
+pub(crate) fn armed() -> Event {
     Event::ReceiverArmed { listener: Listener { address: "10.0.0.2".to_owned(), port: 49_152 } }
 }
 

@@ -147,6 +147,26 @@ async fn a_database_that_goes_away_for_a_while_ends_no_migration() {
     assert_eq!(two.world.running(&vm.id), ["a"]);
 }
 
+/// A planner that answered from memory told an agent that it still owned what another had moved.
+#[tokio::test]
+async fn a_planner_that_moved_nothing_tells_agents_who_owns_a_vm_now() {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    assert_eq!(two.planner.get_vm("web1").await.unwrap().host, "a");
+    let before = two.world.report("a").vms;
+    let asked = one.migrate("web1", "b").await;
+    assert_eq!(one.ended(&asked.id).await.phase, "done");
+    // An agent that was away, and still has what it had.
+    let mut late = two.world.report("a");
+    late.vms = before;
+    let told = two.planner.report(late).await.unwrap().generations;
+    assert_eq!(told.len(), 1, "{told:?}");
+    let owner = (told[0].vm_id.as_str(), told[0].host_id.as_str(), told[0].generation);
+    assert_eq!(owner, (vm.id.as_str(), "b", vm.generation + 1));
+    assert_eq!(two.planner.get_vm("web1").await.unwrap().host, "b");
+}
+
 #[tokio::test]
 async fn a_vm_is_given_to_one_of_two_planners_that_ask_at_once() {
     let (one, two, _database) = two_planners().await;

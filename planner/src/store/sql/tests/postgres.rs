@@ -1,11 +1,14 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use uuid::Uuid;
+use vmferry_planner_core::migration::Event;
+use vmferry_types::Timestamp;
 
 use crate::config::StoreUrl;
 use crate::store::sql::SqlStore;
-use crate::store::{Store as _, StoreError, contract};
+use crate::store::{Store as _, StoreError, TakeOver, contract};
 
 /// Makes a database and returns its URL.
 pub(super) async fn database() -> StoreUrl {
@@ -59,4 +62,38 @@ async fn a_newer_planners_database_is_refused() {
     let older = SqlStore::open(&url).await;
     assert!(matches!(older, Err(StoreError::Newer { version: 9999, .. })), "{older:?}");
     assert!(older.unwrap_err().to_string().contains("newer planner"));
+}
+
+/// Long enough for a few transactions, and far below the time that a lock is waited for.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn drivers_of_different_migrations_do_not_wait_for_each_other() {
+    let (store, _url) = fresh().await;
+    let (one, other) = (contract::known_vm(&*store, 1).await, contract::known_vm(&*store, 2).await);
+    let slow = contract::admitted(&*store, 10, &one).await;
+    let row = contract::admitted(&*store, 11, &other).await;
+    // A driver of the first stands still in the middle of a write, with all that it locks.
+    let mut standing = store.begin().await.unwrap();
+    for (text, key) in [
+        ("UPDATE migrations SET seq = seq WHERE id = $1", slow.migration.id.to_string()),
+        ("UPDATE vms SET claim = claim WHERE id = $1", one.id.to_string()),
+        ("UPDATE reservations SET host = host WHERE admission = $1", slow.migration.id.to_string()),
+    ] {
+        let done = sqlx::query(text).bind(key).execute(standing.connection()).await.unwrap();
+        assert!(done.rows_affected() > 0, "{text}");
+    }
+    let driven = async {
+        let until = Timestamp(u64::MAX >> 1);
+        let taken = store.take_over(row.migration.id, "one", until, Timestamp(0)).await.unwrap();
+        let TakeOver::Taken(row) = taken else { panic!("{taken:?}") };
+        assert!(store.renew_lease(&row, "one", until).await.unwrap());
+        let row = contract::commit(&*store, &row, contract::armed()).await;
+        contract::commit(&*store, &row, Event::CancelRequested).await
+    };
+    tokio::time::timeout(AT_ONCE, driven).await.expect("it waits for another one's driver");
+    // Of the same migration the next one does wait.
+    let entries = slow.migration.advance(contract::armed()).unwrap();
+    let same = store.commit(&slow, &entries, &slow.notes, 1);
+    assert!(tokio::time::timeout(Duration::from_millis(300), same).await.is_err());
 }
