@@ -47,7 +47,11 @@ impl Planner {
         let action = match (vm.admission, vm.power) {
             // The same start is under way.
             (Some(admission), PowerState::Starting) => self.store().power(admission).await?,
-            _ => None,
+            (None, PowerState::Starting)
+            | (
+                _,
+                PowerState::Stopped | PowerState::Running | PowerState::Stopping | PowerState::Lost,
+            ) => None,
         };
         let action = match action {
             Some(action) => action,
