@@ -269,11 +269,13 @@ async fn conclude(
     let fitting = cell.ends.iter().filter(|end| end.phase.unwrap_or_default() == phase);
     let mut fitting: Vec<End> = fitting.copied().collect();
     if fitting.len() > 1 {
-        // The same phase, the guest elsewhere: what the planner says of the VM decides which.
-        let seen = cluster.clients.wait_vm(vm, END_BOUND, is_settled).await?;
-        fitting.retain(|end| {
-            power(end.place) == seen.power && seen.generation == generation + end.generations
-        });
+        // The same phase, the guest elsewhere: what the planner comes to say of the VM decides which.
+        let fits = |end: &End, vm: &Vm| {
+            power(end.place) == vm.power && vm.generation == generation + end.generations
+        };
+        let of_one = |vm: &Vm| fitting.iter().any(|end| fits(end, vm));
+        let seen = cluster.clients.wait_vm(vm, END_BOUND, of_one).await?;
+        fitting.retain(|end| fits(end, &seen));
     }
     match (fitting.first(), &migration) {
         (Some(end), _) => Ok((*end, migration)),

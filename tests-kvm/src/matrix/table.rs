@@ -65,7 +65,6 @@ const LATE: Planned = Ends(&[ARRIVED_AND_LOST]);
 /// The guest died on the source after the migration was over.
 const GONE: Planned = Ends(&[STAYED_AND_LOST]);
 /// What was seen is committed, then the guest's death is seen; or it is seen first.
-const DIES: Planned = Differs { goes_on: &[ARRIVED_AND_LOST], looks_anew: &[GUEST_CRASHED] };
 const ENDS: Planned =
     Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[GUEST_LOST, STAYED_AND_LOST] };
 const RUNS: Planned = Ends(&[STARTED]);
@@ -106,7 +105,7 @@ pub fn rows() -> Vec<Row> {
                                                                [DONE, DONE, DONE, DONE, DONE, NEXT, DONE, NEXT]),
         row(S::Move, "attached", same("attached"),             [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE],
                                                                [DONE, DONE, DONE, DONE, DONE, CRSH, DONE, MUTE]),
-        row(S::Move, "done", same("done"),                     [DONE, DONE, DONE, DONE, GON2, DIES, DONE, MUTE],
+        row(S::Move, "done", same("done"),                     [DONE, DONE, DONE, DONE, GON2, MUTE, DONE, MUTE],
                                                                [DONE, DONE, DONE, DONE, GON2, LATE, DONE, LATE]),
         row(S::Cancel, "cancelling", same("cancelling"),       [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
                                                                [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
