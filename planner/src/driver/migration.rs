@@ -17,13 +17,13 @@ use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, 
 
 use super::Backoff;
 use super::command::{Command, command, host_of, listener};
-use super::seen::{dead, seen};
+use super::seen::{dead, heed_death, seen};
 use super::side::{Side, SideView};
 use crate::agents::{AgentError, Answer};
 use crate::clock;
 use crate::faults;
 use crate::planner::Planner;
-use crate::store::{Commit, MigrationRow, StoreError, TakeOver};
+use crate::store::{Commit, Declaration, MigrationRow, StoreError, TakeOver};
 use crate::telemetry::Chain;
 
 /// Time limits are looked at this often; nothing on the pause path waits for it.
@@ -132,6 +132,15 @@ struct Run<'a> {
     lease_due: Instant,
     progress: bool,
     trouble: Option<String>,
+    /// The ends whose hosts are dead, as they were heeded last: nothing rests on another word.
+    dead: Dead,
+}
+
+/// By what word each end's host is dead, if it is.
+#[derive(Debug, Default)]
+struct Dead {
+    source: Option<Declaration>,
+    destination: Option<Declaration>,
 }
 
 impl<'a> Run<'a> {
@@ -166,6 +175,7 @@ impl<'a> Run<'a> {
             lease_due: now + planner.lease_renewal(),
             progress: false,
             trouble: None,
+            dead: Dead::default(),
             row,
         })
     }
@@ -242,12 +252,16 @@ impl<'a> Run<'a> {
     /// Takes note of ends that answer though their hosts were declared dead: such a declaration is
     /// void before anything rests on it.
     async fn heed_deaths(&mut self) -> Result<(), StoreError> {
-        for (end, view) in [(End::Source, &self.source.1), (End::Destination, &self.destination.1)]
-        {
-            let Some(host) = host_of(&self.row.migration, end) else { continue };
-            let view = view.borrow().clone();
-            super::seen::heed_death(self.planner, &host, &view).await?;
-        }
+        let source = self.source.1.borrow().clone();
+        let destination = self.destination.1.borrow().clone();
+        self.dead.source = match host_of(&self.row.migration, End::Source) {
+            Some(host) => heed_death(self.planner, &host, &source).await?,
+            None => None,
+        };
+        self.dead.destination = match host_of(&self.row.migration, End::Destination) {
+            Some(host) => heed_death(self.planner, &host, &destination).await?,
+            None => None,
+        };
         Ok(())
     }
 
@@ -267,8 +281,12 @@ impl<'a> Run<'a> {
         let read = |end: End, view: &SideView| {
             let host = host_of(&self.row.migration, end)?;
             // No answer will come, and no command lands there any more.
-            if let Some(declaration) = self.planner.parts.inventory.dead(&host) {
-                return Some(dead(&self.row, end, &declaration));
+            let declared = match end {
+                End::Source => &self.dead.source,
+                End::Destination => &self.dead.destination,
+            };
+            if let Some(declaration) = declared {
+                return Some(dead(&self.row, end, declaration));
             }
             let observation =
                 view.observation.as_ref().filter(|_| view.claimed && busy != Some(end))?;

@@ -65,8 +65,11 @@ pub fn dead(row: &MigrationRow, end: Side, declaration: &Declaration) -> Seen {
     Seen::dead(row.claim, generation, role, proof_of_death(host, declaration))
 }
 
-/// Takes note of an agent that answered after its host was declared dead; returns the declaration
+/// Takes note of an agent that answers though its host was declared dead; returns the declaration
 /// that is proof all the same, read again from the store.
+///
+/// When it was declared is written by another planner's clock, perhaps, so no time is compared: who
+/// answered a moment ago is asked once more.
 ///
 /// # Errors
 ///
@@ -82,10 +85,12 @@ pub async fn heed_death(
     }
     inventory.reread(planner.store()).await?;
     let Some(declaration) = inventory.dead(host) else { return Ok(None) };
-    if let Some(seen) = view.observation.as_ref().filter(|_| view.trouble.is_none())
-        && view.heard_ms > declaration.at.value()
-    {
-        inventory.hear_from(planner.store(), host, &seen.boot_id, clock::now()).await?;
+    let Some(seen) = view.observation.as_ref() else { return Ok(Some(declaration)) };
+    if view.heard(clock::now()) == Heard::Now {
+        let look = v1::ObserveRequest { vm_id: seen.vm_id.clone(), claim: 0 };
+        if let Ok(now) = planner.parts.agents.observe(host, look).await {
+            inventory.hear_from(planner.store(), host, &now.boot_id, clock::now()).await?;
+        }
     }
     Ok(inventory.dead(host))
 }

@@ -1,8 +1,11 @@
 //! What operators of other systems were once surprised by, and must not be here.
 
 use futures::future::join_all;
+use vmferry_planner::live::Seen;
+use vmferry_planner::store::{Declaration, DeclarationKind};
 use vmferry_planner_core::migration::{Event, Stood};
 use vmferry_proto::v1;
+use vmferry_types::{HostId, Timestamp};
 
 use crate::bench::{Bench, until};
 use crate::world::{Pace, Silence};
@@ -225,4 +228,35 @@ async fn guests_of_a_host_that_is_not_heard_are_neither_stopped_nor_started_else
     bench.report(&["a"]).await;
     assert_eq!(bench.world.running(&vm.id), ["a"]);
     assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+}
+
+#[tokio::test]
+async fn a_death_that_a_fast_clock_wrote_is_void_while_the_host_answers() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.fall_silent_at(4, Silence::Before);
+    let asked = bench.migrate("web1", "b").await;
+    bench.see(&asked.id, |migration| migration.phase == "attached").await;
+    let id = asked.id.parse().unwrap();
+    // Its driver has asked both anew, and only the destination answers.
+    let settled = |seen: &Seen| seen.trouble.is_some() && seen.destination.is_some();
+    until(|| settled(&bench.planner.live.seen(id))).await;
+    // Another planner, which cannot reach the host and whose clock is far ahead, declares it dead.
+    let host: HostId = "b".parse().unwrap();
+    let death = Declaration {
+        boot_id: bench.world.report("b").boot_id,
+        at: Timestamp(vmferry_planner::clock::now().value() + 3_600_000),
+        by: "ann".to_owned(),
+        kind: DeclarationKind::Operator,
+        reason: "rack is dark".to_owned(),
+        evidence: String::new(),
+        void: None,
+    };
+    bench.planner.store().declare_dead(&host, &death).await.unwrap();
+    bench.planner.parts.inventory.reread(bench.planner.store()).await.unwrap();
+    bench.planner.nudge(id);
+    until(|| bench.planner.parts.inventory.dead(&host).is_none()).await;
+    bench.world.all_answer();
+    assert_eq!(bench.ended(&asked.id).await.state, "completed");
+    assert_eq!(bench.world.running(&vm.id), ["b"]);
 }
