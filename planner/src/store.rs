@@ -166,8 +166,9 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn adopt_vm<'a>(&'a self, vm: &'a VmRow, now: Timestamp) -> Stored<'a, Adopted>;
     /// Deletes a VM that is stopped or lost. Its generation and claim are kept.
     fn delete_vm(&self, vm: VmId, now: Timestamp) -> Stored<'_, Deleted>;
-    /// Raises a VM's claim to one that an agent has seen, so that the next is above it.
-    fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()>;
+    /// Raises a VM's claim to one that an agent has seen, so that the next is above it; `false` if
+    /// it was as high before.
+    fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, bool>;
     /// Lets a VM follow what was done to it without the planner, if nothing is under way for it.
     fn follow_vm<'a>(&'a self, followed: &'a Followed, now: Timestamp) -> Stored<'a, bool>;
     /// Marks a running VM as lost: its process is proven gone and no admission is open.

@@ -196,7 +196,7 @@ impl Store for SimStore {
         )
     }
 
-    fn raise_claim(&self, vm: VmId, claim: Claim, _now: Timestamp) -> Stored<'_, ()> {
+    fn raise_claim(&self, vm: VmId, claim: Claim, _now: Timestamp) -> Stored<'_, bool> {
         Box::pin(async move {
             self.write("raise_claim", |state| state.tables.raise_claim(vm, claim)).await
         })

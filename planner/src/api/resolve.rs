@@ -93,7 +93,9 @@ impl Planner {
             };
         };
         let vm = self.store().vm(first.vm()).await?;
-        let ends = Ends::of(&seen, id, &halves, vm)?;
+        let destination = row.as_ref().and_then(|row| row.migration.destination());
+        let expected = self.parts.config.hosts.keys().chain(destination).cloned();
+        let ends = Ends::of(&seen, id, &halves, vm, expected)?;
         let words = self.end_halves(&ends, keep).await?;
         tracing::warn!(migration_id = %id, vm_id = %ends.vm, keep = keep.label(), words, "halves resolved by an operator");
         Ok(ends.message(keep, words))
@@ -174,9 +176,12 @@ impl Planner {
 
     /// Ends halves that no row drives. Every step is safe to be the last.
     async fn end_halves(&self, ends: &Ends, keep: Side) -> Result<String, ApiError> {
-        // The next claim, written down before anybody hears it.
-        if let Some(row) = &ends.row {
-            self.store().raise_claim(row.id, ends.claim, clock::now()).await?;
+        // The next claim, written down before anybody hears it. Whoever else counted as far has it:
+        // under one claim two contrary words would each end one side.
+        if let Some(row) = &ends.row
+            && !self.store().raise_claim(row.id, ends.claim, clock::now()).await?
+        {
+            return Err(begun_meanwhile(&row.name));
         }
         match keep {
             Side::Source => self.keep_source(ends).await,
@@ -281,11 +286,7 @@ impl Planner {
                 claim: ends.claim,
             };
             if !self.store().follow_vm(&followed, clock::now()).await? {
-                return Err(blocked(
-                    "moved",
-                    None,
-                    format!("something else was begun for VM {} meanwhile: look again", row.name),
-                ));
+                return Err(begun_meanwhile(&row.name));
             }
         }
         let go_on = Action::ContinueDestination(v1::ContinueDestination {});
@@ -414,8 +415,11 @@ impl Ends {
         migration: MigrationId,
         halves: &[OpenHalf],
         row: Option<VmRow>,
+        expected: impl Iterator<Item = HostId>,
     ) -> Result<Self, ApiError> {
-        let silent = picture::not_whole(seen);
+        let mut silent = picture::not_whole(seen);
+        // One that never introduced itself to this store may have the other half as well.
+        silent.extend(expected.filter(|id| !seen.hosts.iter().any(|host| host.id == *id)));
         if !silent.is_empty() {
             let blockers = silent
                 .into_iter()
@@ -521,6 +525,11 @@ impl Ends {
             ..v1::Migration::default()
         }
     }
+}
+
+fn begun_meanwhile(vm: &str) -> ApiError {
+    let message = format!("something else was begun for VM {vm} meanwhile: look again");
+    blocked("moved", None, message)
 }
 
 fn blocked(code: &str, host: Option<HostId>, message: String) -> ApiError {

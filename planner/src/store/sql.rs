@@ -241,7 +241,7 @@ impl Store for SqlStore {
         Box::pin(self.attempt("delete a VM", move || self.delete(vm, now)))
     }
 
-    fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, ()> {
+    fn raise_claim(&self, vm: VmId, claim: Claim, now: Timestamp) -> Stored<'_, bool> {
         Box::pin(self.attempt("raise a claim", move || self.raise(vm, claim, now)))
     }
 

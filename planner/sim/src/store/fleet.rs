@@ -118,13 +118,15 @@ impl Tables {
         Deleted::Done
     }
 
-    pub(crate) fn raise_claim(&mut self, vm: VmId, claim: Claim) {
-        if let Some(row) = self.vms.get_mut(&vm) {
-            row.claim = row.claim.max(claim);
+    pub(crate) fn raise_claim(&mut self, vm: VmId, claim: Claim) -> bool {
+        let known = self.vms.get_mut(&vm).map(|row| &mut row.claim);
+        let deleted = self.deleted.get_mut(&vm).map(|row| &mut row.claim);
+        let mut raised = false;
+        for of in known.into_iter().chain(deleted).filter(|of| **of < claim) {
+            *of = claim;
+            raised = true;
         }
-        if let Some(row) = self.deleted.get_mut(&vm) {
-            row.claim = row.claim.max(claim);
-        }
+        raised
     }
 
     pub(crate) fn follow_vm(&mut self, followed: &Followed) -> bool {

@@ -40,8 +40,10 @@ pub async fn a_driver_that_takes_over_fences_the_one_before(store: &dyn Store) {
 pub async fn a_claim_is_above_every_claim_that_an_agent_has_seen(store: &dyn Store) {
     let vm = known_vm(store, 1).await;
     let row = admitted(store, 10, &vm).await;
-    store.raise_claim(vm.id, Claim::from_stored(40), NOW).await.unwrap();
-    store.raise_claim(vm.id, Claim::from_stored(30), NOW).await.unwrap();
+    assert!(store.raise_claim(vm.id, Claim::from_stored(40), NOW).await.unwrap());
+    for no_news in [30, 40] {
+        assert!(!store.raise_claim(vm.id, Claim::from_stored(no_news), NOW).await.unwrap());
+    }
     let TakeOver::Taken(taken) = store.take_over(row.migration.id, "one", NOW, NOW).await.unwrap()
     else {
         panic!("not taken");

@@ -320,15 +320,16 @@ impl SqlStore {
         vm: VmId,
         claim: Claim,
         now: Timestamp,
-    ) -> Result<(), StoreError> {
-        sqlx::query("UPDATE vms SET claim = $2, updated_ms = $3 WHERE id = $1 AND claim < $2")
+    ) -> Result<bool, StoreError> {
+        let text = "UPDATE vms SET claim = $2, updated_ms = $3 WHERE id = $1 AND claim < $2";
+        let result = sqlx::query(text)
             .bind(vm.to_string())
             .bind(int(claim.value()))
             .bind(int(now.value()))
             .execute(&self.writer)
             .await
             .map_err(sql("raise a claim"))?;
-        Ok(())
+        Ok(result.rows_affected() == 1)
     }
 
     pub(super) async fn follow(
