@@ -240,6 +240,10 @@ impl Planner {
         if vm.admission.is_some() || vm.power == PowerState::Running {
             return Ok(());
         }
+        // A host that is dead is not asked. Another planner may have heard it since.
+        if vm.host.as_ref().is_some_and(|host| self.parts.inventory.dead(host).is_some()) {
+            self.parts.inventory.reread(self.store()).await?;
+        }
         let found = whereabouts::look(self, vm, Some(target)).await;
         if !found.blockers.is_empty() {
             return Err(ApiError::Blocked { blockers: found.blockers });
