@@ -370,6 +370,16 @@ pub(crate) fn kill(pid: u32) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
+/// Waits until something is so.
+pub(crate) async fn until(so: impl Fn() -> bool) {
+    let waiting = async {
+        while !so() {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    };
+    assert!(tokio::time::timeout(BOUND, waiting).await.is_ok(), "it never became so");
+}
+
 /// Makes a process hang, as one does whose storage is gone.
 pub(crate) fn freeze(pid: u32) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
