@@ -26,7 +26,7 @@ use vmferry_types::{Claim, Generation, HostId, MigrationId, Step, VmId};
 use crate::bugs::Bug;
 use crate::fence::{Stale, Verdict, Word};
 use crate::host::short;
-use crate::journal::{Order, Outgoing, Part, Record};
+use crate::journal::{Order, Record};
 use crate::world::{Invariant, Mishap, PointKind, State, World};
 
 pub(crate) use learn::Judged;
@@ -273,7 +273,7 @@ impl Agent {
             return Err(Refusal::new("unknown_vm", "this host knows no such VM"));
         };
         let lends = self.world.with(|state| state.bugged(Bug::AgentLendsClaim));
-        if self.open_admission(&record) && !lends {
+        if record.open_admission().is_some_and(|open| open != migration) && !lends {
             return Err(Refusal::new("migration_open", "a migration of the VM is open"));
         }
         let word = Word {
@@ -286,35 +286,6 @@ impl Agent {
         self.write(vm, |known| *known = record);
         self.step().await;
         Ok(self.observe(vm))
-    }
-
-    /// Says whether the journal holds a migration of the VM that has not ended.
-    fn open_admission(&self, record: &Record) -> bool {
-        let unused = record.fence.migration.is_some_and(|id| {
-            let ended = record.ended.as_ref().is_some_and(|ended| ended.migration == Some(id));
-            let sent = record.outgoing().is_some();
-            let arrived = record.process().is_some_and(|process| process.admission == id);
-            record.fence.last.is_none() && !ended && !sent && !arrived
-        });
-        match &record.part {
-            Part::Absent | Part::Stopped => unused,
-            Part::Receiver { .. } => true,
-            Part::Running { process, outgoing, held } => {
-                let settled = |sent: &Outgoing| match sent.order {
-                    Order::Open | Order::Handed => false,
-                    Order::GaveUp(_) | Order::TakenBack(_) => true,
-                };
-                let sends = outgoing.as_ref().is_some_and(|sent| !settled(sent));
-                let given = record.fence.migration.is_some_and(|id| id != process.admission);
-                let busy = self.world.with(|state| {
-                    let there = state.host(&self.host);
-                    there
-                        .and_then(|there| there.by_launch(process.launch))
-                        .is_some_and(|qemu| qemu.busy() || qemu.run != RunState::Running)
-                });
-                held.is_some() || sends || (given && busy) || unused
-            }
-        }
     }
 
     async fn execute(&self, request: v1::ExecuteRequest) -> Result<v1::ExecuteReply, Refusal> {

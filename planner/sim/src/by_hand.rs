@@ -127,8 +127,19 @@ impl ByHand {
         });
         let go_on = Action::ContinueDestination(v1::ContinueDestination {});
         self.command(Side::Destination, go_on).await?;
-        self.command(Side::Source, Action::ReleaseSource(v1::ReleaseSource {})).await?;
-        Ok(())
+        loop {
+            let release = Action::ReleaseSource(v1::ReleaseSource {});
+            match self.command(Side::Source, release).await {
+                // Somebody asked for something at the old host meanwhile.
+                Err(refusal) if refusal.detail.code == "stale_claim" => {
+                    let again = Ask::NextClaim(self.vm, self.migration);
+                    if let Tell::Observation(seen) = self.ask(&self.source, again).await? {
+                        self.claim = seen.claim;
+                    }
+                }
+                told => return told.map(|_| ()),
+            }
+        }
     }
 
     async fn back(&mut self) -> Result<(), Refusal> {

@@ -160,6 +160,35 @@ impl Record {
         }
     }
 
+    /// Returns the admission that has begun something here and not ended it, or was given the VM and
+    /// has not begun.
+    pub(crate) fn open_admission(&self) -> Option<MigrationId> {
+        let begun = match &self.part {
+            Part::Absent | Part::Stopped => None,
+            Part::Receiver { migration, .. } => Some(*migration),
+            Part::Running { held: Some(held), .. } => Some(*held),
+            Part::Running { held: None, outgoing, .. } => outgoing
+                .as_ref()
+                .filter(|sent| match (&sent.order, sent.issue) {
+                    (Order::Handed, _) | (Order::Open, Issue::Intended | Issue::Accepted) => true,
+                    (Order::Open, Issue::Refused) | (Order::GaveUp(_) | Order::TakenBack(_), _) => {
+                        false
+                    }
+                })
+                .map(|sent| sent.migration),
+        };
+        begun.or_else(|| self.unused_claim())
+    }
+
+    /// Returns the admission that took the claim and has commanded nothing yet.
+    fn unused_claim(&self) -> Option<MigrationId> {
+        let migration = self.fence.migration.filter(|_| self.fence.last.is_none())?;
+        let sent = self.outgoing().is_some();
+        let arrived = self.process().is_some_and(|process| process.admission == migration);
+        let ended = self.ended.as_ref().is_some_and(|ended| ended.migration == Some(migration));
+        (!sent && !arrived && !ended).then_some(migration)
+    }
+
     /// Says whether the guest may have run in the process of this record, or in its last one.
     pub(crate) fn continued(&self) -> Cont {
         match &self.part {

@@ -120,7 +120,7 @@ fn many(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for (seed, outcome) in &run.failed {
         report(&mut out, *seed, outcome)?;
     }
-    summarise(&mut out, arguments, &run, began.elapsed())?;
+    summarise(&mut out, arguments, &run, Instant::now().duration_since(began))?;
     match run.failed.first_key_value() {
         None => Ok(ExitCode::SUCCESS),
         Some(_) if arguments.keep_going => Ok(ExitCode::FAILURE),
@@ -148,11 +148,12 @@ fn write_trace(path: &Path, seed: u64) -> anyhow::Result<ExitCode> {
 /// Says on stderr how far a long run is.
 fn tell_progress(said: &Mutex<Instant>, began: Instant, run: &Run) {
     let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.elapsed() >= PROGRESS {
-        *said = Instant::now();
+    let now = Instant::now();
+    if now.duration_since(*said) >= PROGRESS {
+        *said = now;
         let (seeds, failed) = (run.seeds, run.failed.len());
-        let line =
-            format!("sim: {seeds} schedules, {failed} failed, {} s\n", began.elapsed().as_secs());
+        let seconds = now.duration_since(began).as_secs();
+        let line = format!("sim: {seeds} schedules, {failed} failed, {seconds} s\n");
         // Whoever closed stderr does not want to know.
         drop(std::io::stderr().write_all(line.as_bytes()));
     }

@@ -60,10 +60,11 @@ impl Cluster {
                 HOSTS.get(at).copied().unwrap_or_default()
             };
             let cancel = dice.chance(weather.cancelled).then(|| dice.millis(0, 4_000));
-            let asked = match asked {
-                Asked::Move if dice.chance(weather.held) => Asked::MoveHeld,
-                Asked::Move if dice.chance(weather.downgrades) => Asked::MoveSomehow,
-                asked => asked,
+            let (held, somehow) = (dice.chance(weather.held), dice.chance(weather.downgrades));
+            let asked = match (asked, held, somehow) {
+                (Asked::Move, true, _) => Asked::MoveHeld,
+                (Asked::Move, false, true) => Asked::MoveSomehow,
+                (other, _, _) => other,
             };
             if dice.below(moves + powers) < u64::from(weather.by_hand) {
                 let at = usize::try_from(dice.below(u64::from(weather.hosts))).unwrap_or(0);
