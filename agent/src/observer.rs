@@ -335,8 +335,17 @@ impl<'a> Observer<'a> {
         let rate = self.rate(&reading.migrate);
         let identity = wire::identity(self.process.identity());
         let mut changed = false;
+        let now_us = clock::monotonic_us();
         self.shared.sight.send_if_modified(|sight| {
-            changed = sight.knowledge != Knowledge::Known
+            // It runs, and was last known to stand: whoever began to listen since has not heard it
+            // go on, and its shim may not have written so yet.
+            let went_on =
+                reading.run_state == RunState::Running && sight.stopped_at_us > sight.resumed_at_us;
+            if went_on {
+                sight.resumed_at_us = now_us;
+            }
+            changed = went_on
+                || sight.knowledge != Knowledge::Known
                 || sight.run_state.as_ref() != Some(&reading.run_state)
                 || sight.migrate.status != reading.migrate.status;
             let same = !changed

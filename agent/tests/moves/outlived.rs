@@ -64,6 +64,33 @@ async fn a_source_that_ran_again_after_the_order_is_known_though_nobody_watched(
     world.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_ran_again_is_seen_to_though_nobody_has_written_so() {
+    let mut world = World::new().await.with_disk();
+    world.up_to_the_switchover().await;
+    let receiver = world.observe(Side::B).await.qemu.unwrap().pid;
+    freeze(receiver);
+    world.order().await.unwrap();
+    world.a.stop().await;
+    kill(receiver);
+    wait_until_resumed(&world).await;
+    // As a new agent finds it that is faster than a busy shim.
+    let launches = std::fs::read_dir(world.a.run_dir()).unwrap().flatten();
+    for path in launches.map(|launch| launch.path().join("guest.json")) {
+        let Ok(text) = std::fs::read(&path) else { continue };
+        let mut record: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        record["resumed_at_us"] = 0.into();
+        std::fs::write(&path, record.to_string()).unwrap();
+    }
+    world.a.start().await;
+    let ran = |seen: &v1::VmObservation| {
+        let again = seen.resumed_at_us >= seen.stopped_at_us && seen.stopped_at_us > 0;
+        seen.run_state == "running" && again
+    };
+    world.wait(Side::A, "the guest to have gone on", ran).await;
+    world.end().await;
+}
+
 /// Waits until the shim has written down that the guest went on.
 async fn wait_until_resumed(world: &World) {
     let mut ticks = tokio::time::interval(std::time::Duration::from_millis(5));
