@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -62,9 +61,6 @@ async fn main() -> anyhow::Result<()> {
     server::serve(&planner, grpc, rest);
     info!(grpc = %grpc_address, rest = %rest_address, "planner is up");
     notify(&[sd_notify::NotifyState::Ready]);
-    if let Some(period) = sd_notify::watchdog_enabled() {
-        shutdown.spawn(watchdog(Arc::clone(&planner), period / 2));
-    }
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -78,24 +74,14 @@ async fn main() -> anyhow::Result<()> {
 }
 
 /// Tells systemd's watchdog, if one waits, that the runtime still turns. Does not end.
+///
+/// A store that does not answer is no reason to be started again: that would not bring it back.
 async fn feed_watchdog() {
     let Some(patience) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     let mut due = tokio::time::interval(patience / 2);
     loop {
         due.tick().await;
         notify(&[sd_notify::NotifyState::Watchdog]);
-    }
-}
-
-/// Tells systemd that the planner lives, as long as its store answers.
-async fn watchdog(planner: Arc<Planner>, period: Duration) {
-    let mut tick = tokio::time::interval(period);
-    loop {
-        tick.tick().await;
-        match planner.store().hosts().await {
-            Ok(_) => notify(&[sd_notify::NotifyState::Watchdog]),
-            Err(error) => warn!(error = %telemetry::Chain(&error), "the store does not answer"),
-        }
     }
 }
 
