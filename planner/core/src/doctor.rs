@@ -13,7 +13,8 @@ mod vms;
 
 pub use halves::{HalfSide, OpenHalf, open_halves};
 pub use picture::{
-    Answer, Declared, GaveUp, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing, Under,
+    Answer, Declared, GaveUp, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing,
+    Under,
 };
 
 use vmferry_types::{HostId, MigrationId, VmId};
