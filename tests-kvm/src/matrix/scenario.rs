@@ -140,11 +140,11 @@ impl Asked {
     }
 }
 
-/// Says whether a refusal is for nothing but hosts that are on their way back.
+/// Says whether a refusal is also for a host that is on its way back.
 fn waits_for_a_host(status: &Status) -> bool {
     let Ok(detail) = ErrorDetail::decode(status.details()) else { return false };
     let passing = |code: &str| matches!(code, "not_connected" | "learning" | "unreadable");
-    !detail.blockers.is_empty() && detail.blockers.iter().all(|blocker| passing(&blocker.code))
+    detail.blockers.iter().any(|blocker| passing(&blocker.code))
 }
 
 /// A scenario on its way to the point.

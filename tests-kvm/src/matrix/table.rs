@@ -133,7 +133,7 @@ pub fn rows() -> Vec<Row> {
                                                                [RUNS, RUNS, ALON, ALON, NOQ1, ALON, RUNS, ALON]),
         row(S::Start, "started", same("started"),              [RUNS, RUNS, ALON, ALON, FALL, ALON, FALL, ALON],
                                                                [RUNS, RUNS, ALON, ALON, FELL, ALON, FELL, ALON]),
-        row(S::Stop, "stopping", same("stopping"),             [STOP, STOP, ALON, ALON, STOP, ALON, STOP, ALON],
+        row(S::Stop, "stopping", same("stopping"),             [STOP, STOP, ALON, ALON, FRST, ALON, FRST, ALON],
                                                                [STOP, STOP, ALON, ALON, STOP, ALON, STOP, ALON]),
         row(S::Stop, "stopped", same("stopped"),               [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON],
                                                                [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON]),
@@ -171,6 +171,9 @@ const LOST_AFTER: End = ended("failed", Place::Lost, 2);
 const RETURNED_AND_LOST: End = ended("aborted", Place::Lost, 2);
 const ANY_LOSS: &[End] =
     &[LOST_AFTER, GUEST_CRASHED, GUEST_LOST, RETURNED_AND_LOST, STAYED_AND_LOST];
+/// Asked again, a stop may find the guest lost already.
+const FRST: Planned = Differs { goes_on: &[STOPPED], looks_anew: &[STOPPED, LOST_BEFORE] };
+const LOST_BEFORE: End = End { phase: None, place: Place::Lost, generations: 0 };
 /// A start that is committed is lost after; one that nobody has committed goes on, or is seen to
 /// have failed.
 const FALL: Planned = Differs { goes_on: &[STARTED_AND_LOST], looks_anew: &[STARTED, NOT_STARTED] };
