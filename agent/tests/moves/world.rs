@@ -374,7 +374,7 @@ pub(crate) fn kill(pid: u32) {
 pub(crate) async fn until(so: impl Fn() -> bool) {
     let waiting = async {
         while !so() {
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
     assert!(tokio::time::timeout(BOUND, waiting).await.is_ok(), "it never became so");
