@@ -110,40 +110,14 @@ async fn strike(
     if let Some(number) = dead_planner {
         planner(cluster, number)?.daemon.kill().await?;
     }
-    let agents: &[&str] = match cell.victim {
-        Victim::SourceAgent => &["a"],
-        Victim::DestinationAgent => &["b"],
-        Victim::BothAgents => &["a", "b"],
-        Victim::Planner
-        | Victim::SourceQemu
-        | Victim::ReceiverQemu
-        | Victim::SourceHost
-        | Victim::DestinationHost => &[],
-    };
+    let Casualties { agents, machine, qemu } = Casualties::of(cell.victim);
     for host in agents {
         cluster.host(host)?.agent.kill().await?;
     }
-    let lab = cluster.lab;
-    let machine = match cell.victim {
-        Victim::SourceHost => Some("a"),
-        Victim::DestinationHost => Some("b"),
-        Victim::Planner
-        | Victim::SourceAgent
-        | Victim::DestinationAgent
-        | Victim::BothAgents
-        | Victim::SourceQemu
-        | Victim::ReceiverQemu => None,
-    };
-    match cell.victim {
-        Victim::SourceQemu => kill_qemu(cluster, &stage.vm, "a").await?,
-        Victim::ReceiverQemu => kill_qemu(cluster, &stage.vm, "b").await?,
-        Victim::Planner
-        | Victim::SourceAgent
-        | Victim::DestinationAgent
-        | Victim::BothAgents
-        | Victim::SourceHost
-        | Victim::DestinationHost => {}
+    if let Some(host) = qemu {
+        kill_qemu(cluster, &stage.vm, host).await?;
     }
+    let lab = cluster.lab;
     if let Some(host) = machine {
         cluster.host(host)?.crash(lab).await?;
     }
@@ -169,6 +143,29 @@ async fn strike(
     }
     release_planners(cluster, &cell.point.fault())?;
     Ok(dead_planner)
+}
+
+/// Who dies beside a planner, by host.
+struct Casualties {
+    agents: &'static [&'static str],
+    machine: Option<&'static str>,
+    qemu: Option<&'static str>,
+}
+
+impl Casualties {
+    const fn of(victim: Victim) -> Self {
+        let none = Self { agents: &[], machine: None, qemu: None };
+        match victim {
+            Victim::Planner => none,
+            Victim::SourceAgent => Self { agents: &["a"], ..none },
+            Victim::DestinationAgent => Self { agents: &["b"], ..none },
+            Victim::BothAgents => Self { agents: &["a", "b"], ..none },
+            Victim::SourceQemu => Self { qemu: Some("a"), ..none },
+            Victim::ReceiverQemu => Self { qemu: Some("b"), ..none },
+            Victim::SourceHost => Self { machine: Some("a"), ..none },
+            Victim::DestinationHost => Self { machine: Some("b"), ..none },
+        }
+    }
 }
 
 /// Returns the planner that drives what the cell is about: the one that was asked.
