@@ -1,8 +1,8 @@
 //! `vmferry plan`: where a host's VMs would go, by a file and without a planner.
 //!
 //! The core that decides is the planner's own, so the answer is the one that a planner with this
-//! inventory would give. [`input`] is the file, [`inventory`] what the core is asked, [`answer`] the
-//! JSON form of what it says, and [`text`] the form for people.
+//! inventory would give. [`input`] is the file, [`inventory`] what the core is asked, [`mod@answer`] the
+//! JSON form of what it says, and [`mod@text`] the form for people.
 
 mod answer;
 mod input;

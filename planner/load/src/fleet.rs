@@ -1,6 +1,6 @@
 //! Simulated hosts with their agents and QEMU processes, in real time, behind one lock.
 //!
-//! Every change goes through [`Fleet::with`], and every change that lets vCPUs run, ends a process
+//! Every change goes through `Fleet::with`, and every change that lets vCPUs run, ends a process
 //! or obeys a command is held against the invariants of the machine there. What breaks one is said
 //! at once, with the history of the VM.
 

@@ -1,6 +1,6 @@
 //! The store in a database: one SQLite file for one planner, or PostgreSQL for several.
 //!
-//! Both run the same SQL. What differs is in [`Engine`]: how a transaction begins, and how a row is
+//! Both run the same SQL. What differs is in `Engine`: how a transaction begins, and how a row is
 //! held for what is decided on it.
 //!
 //! - SQLite: write-ahead log with `synchronous=FULL`, one connection that writes, and each
