@@ -48,7 +48,7 @@ impl Planner {
         let Ok(seen) = self.parts.agents.observe(&lost.host, look).await else { return Ok(()) };
         let runs = matches!(Role::from_label(&seen.role), Some(Role::Running | Role::Held));
         let gone = runs && seen.knowledge() == v1::Knowledge::Known && seen.gone.is_some();
-        let same = seen.generation == lost.generation.value() && seen.claim < lost.claim.value();
+        let same = seen.generation == lost.generation.value() && seen.claim <= lost.claim.value();
         if gone && same && RunState::from_qemu(&seen.run_state) == RunState::Shutdown {
             // Its guest turned itself off: nothing was lost.
             let (host, power) = (lost.host.clone(), PowerState::Stopped);

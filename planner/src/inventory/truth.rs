@@ -8,8 +8,6 @@ use vmferry_types::{
 
 use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 
-/// What an agent says of a guest that ended by its own word.
-const TURNED_OFF: &str = "shutdown";
 /// QEMU's run state of a guest whose kernel panicked.
 const PANICKED: &str = "guest-panicked";
 
@@ -123,12 +121,11 @@ async fn follow(
     if older || generation < row.generation {
         return Ok(Some(row));
     }
-    if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
-        return if vm.guest_end == TURNED_OFF {
-            stop(store, told, row, now).await.map(Some)
-        } else {
-            lose(store, told, gone, row, now).await.map(Some)
-        };
+    let runs = matches!(role, Role::Running | Role::Held);
+    // An end is looked at again before it is believed. And a guest that was handed over is another
+    // host's, though the agent that let it go knows its newest generation.
+    if runs && (vm.gone.is_some() || (vm.handed && !vm.gave_up)) {
+        return Ok(Some(row));
     }
     let power = match role {
         Role::Running | Role::Held => PowerState::Running,
@@ -150,55 +147,11 @@ async fn follow(
     store.vm(row.id).await
 }
 
-/// Notes that a guest turned itself off: its VM is stopped, as if it had been asked to.
-async fn stop(
-    store: &dyn Store,
-    told: &Told<'_>,
-    row: VmRow,
-    now: Timestamp,
-) -> Result<VmRow, StoreError> {
-    let Told { host, vm, .. } = *told;
-    if row.host.as_ref() != Some(host) || row.power != PowerState::Running {
-        return Ok(row);
-    }
-    let (generation, claim) =
-        (Generation::from_stored(vm.generation), Claim::from_stored(vm.claim));
-    let power = PowerState::Stopped;
-    let followed = Followed { vm: row.id, host: host.clone(), power, generation, claim };
-    if !store.follow_vm(&followed, now).await? {
-        return Ok(row);
-    }
-    info!(vm_id = %row.id, host_id = %host, "VM is stopped: its guest turned itself off");
-    Ok(VmRow { power, generation, claim, error: String::new(), ..row })
-}
-
-async fn lose(
-    store: &dyn Store,
-    told: &Told<'_>,
-    gone: &GoneProof,
-    row: VmRow,
-    now: Timestamp,
-) -> Result<VmRow, StoreError> {
-    let Told { host, vm, .. } = *told;
-    let lost = Lost {
-        vm: row.id,
-        host: host.clone(),
-        generation: Generation::from_stored(vm.generation),
-        claim: Claim::from_stored(vm.claim),
-        cause: loss(host, vm, gone),
-    };
-    if !store.mark_lost(&lost, now).await? {
-        return Ok(row);
-    }
-    warn!(vm_id = %lost.vm, host_id = %host, cause = lost.cause, "VM is lost: its QEMU ended by itself");
-    Ok(VmRow { power: PowerState::Lost, error: lost.cause, ..row })
-}
-
-/// Returns the loss that a host tells of under an older claim than the store has given out.
+/// Returns the end that a host tells of.
 ///
-/// It may be an old report, sent before the VM was started again. It may as well be that the newer
-/// claim belongs to an admission that ended before this host heard of it, and then no report will
-/// ever carry it: only a fresh look can tell.
+/// The report may be an old one, sent before the VM was started again, even under the claim of that
+/// start. And the newest claim may belong to an admission that ended before this host heard of it;
+/// then no report will ever carry it. Only a fresh look can tell, made after the row was read.
 pub(super) fn doubted(
     host: &HostId,
     report: &HostReport,
@@ -211,7 +164,7 @@ pub(super) fn doubted(
     let gone = vm.gone.as_ref().filter(|_| believed && runs)?;
     let open = row.admission.is_some() || row.power != PowerState::Running;
     let same = row.host.as_ref() == Some(host) && row.generation.value() == vm.generation;
-    (same && !open && Claim::from_stored(vm.claim) < row.claim).then(|| Lost {
+    (same && !open && Claim::from_stored(vm.claim) <= row.claim).then(|| Lost {
         vm: row.id,
         host: host.clone(),
         generation: row.generation,
