@@ -147,6 +147,27 @@ async fn follow(
     store.vm(row.id).await
 }
 
+/// What an agent says of a guest that ended by its own word.
+const TURNED_OFF: &str = "shutdown";
+
+/// Whose doing the end of a QEMU was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    /// Nobody's: the VM is lost.
+    Itself,
+    /// Its guest's, which turned itself off.
+    Guest,
+}
+
+/// An end that a host told of, to be looked at again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubted {
+    /// What is lost by it, if it is.
+    pub lost: Lost,
+    /// Whose doing it was.
+    pub by: EndedBy,
+}
+
 /// Returns the end that a host tells of.
 ///
 /// The report may be an old one, sent before the VM was started again, even under the claim of that
@@ -156,7 +177,7 @@ pub(super) fn doubted(
     host: &HostId,
     report: &HostReport,
     (vm, row): (&VmReport, &VmRow),
-) -> Option<Lost> {
+) -> Option<Doubted> {
     let believed = !report.learning
         && !report.journal_unreadable
         && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
@@ -164,13 +185,16 @@ pub(super) fn doubted(
     let gone = vm.gone.as_ref().filter(|_| believed && runs)?;
     let open = row.admission.is_some() || row.power != PowerState::Running;
     let same = row.host.as_ref() == Some(host) && row.generation.value() == vm.generation;
-    (same && !open && Claim::from_stored(vm.claim) <= row.claim).then(|| Lost {
+    let lost = || Lost {
         vm: row.id,
         host: host.clone(),
         generation: row.generation,
         claim: row.claim,
         cause: loss(host, vm, gone),
-    })
+    };
+    let by = if vm.guest_end == TURNED_OFF { EndedBy::Guest } else { EndedBy::Itself };
+    (same && !open && Claim::from_stored(vm.claim) <= row.claim)
+        .then(|| Doubted { lost: lost(), by })
 }
 
 /// Says how a QEMU ended, in its own words where it left any.
