@@ -151,13 +151,22 @@ impl ByHand {
         self.ask(&self.destination, Ask::Claim(claim)).await.map(|_| ())
     }
 
+    /// Clears away at each end what its agent still lets it.
     async fn back(&mut self) -> Result<(), Refusal> {
         let cause = "by hand".to_owned();
         let cancel = Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() });
-        self.claim_anew().await?;
-        self.command(Side::Source, cancel).await?;
         let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause });
-        self.command(Side::Destination, destroy).await.map(|_| ())
+        for (side, action) in [(Side::Source, cancel), (Side::Destination, destroy)] {
+            let again = Ask::NextClaim(self.vm, self.migration);
+            let Ok(Tell::Observation(seen)) = self.ask(self.host(side), again).await else {
+                continue;
+            };
+            self.claim = seen.claim;
+            if let Err(refusal) = self.command(side, action).await {
+                self.world.note(|| format!("by hand: {}", refusal.message));
+            }
+        }
+        Ok(())
     }
 
     const fn host(&self, side: Side) -> &HostId {
