@@ -19,10 +19,11 @@ use vmferry_types::{Bytes, HostId, Millis, Role, Timestamp, VmId};
 
 pub use death::{Worth, proof as proof_of_death, words as words_of_death};
 pub use fleet::{held, snapshot};
+pub use truth::{Doubted, EndedBy};
 
 use crate::agents::rpc::Directory;
 use crate::config::{Config, HostSettings};
-use crate::store::{HostRow, Lost, SavedHost, Store, StoreError, VmRow};
+use crate::store::{HostRow, SavedHost, Store, StoreError, VmRow};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
@@ -65,8 +66,8 @@ pub struct Inventory {
 pub struct Taken {
     /// What the agent is answered.
     pub reply: ReportReply,
-    /// Losses that may be old news: each needs a look that is younger than the row.
-    pub doubted: Vec<Lost>,
+    /// Ends that may be old news: each needs a look that is younger than the row.
+    pub doubted: Vec<Doubted>,
 }
 
 /// Whether a report is news.

@@ -38,6 +38,8 @@ struct ByHand {
     generation: u64,
     claim: u64,
     step: u64,
+    /// From the order on it goes on, whoever asks for something meanwhile.
+    ordered: bool,
 }
 
 impl World {
@@ -77,6 +79,7 @@ impl World {
             generation: seen.generation,
             claim: seen.claim,
             step: 0,
+            ordered: false,
         };
         if let Err(refusal) = by_hand.carry_out().await {
             let world = &by_hand.world;
@@ -113,6 +116,7 @@ impl ByHand {
         if !self.wait(Side::Source, &stands).await? {
             return self.back().await;
         }
+        self.ordered = true;
         let order = Action::OrderSwitchover(v1::OrderSwitchover {});
         if self.command(Side::Source, order).await.is_err() {
             return self.back().await;
@@ -127,32 +131,42 @@ impl ByHand {
         });
         let go_on = Action::ContinueDestination(v1::ContinueDestination {});
         self.command(Side::Destination, go_on).await?;
-        loop {
-            let release = Action::ReleaseSource(v1::ReleaseSource {});
-            match self.command(Side::Source, release).await {
-                // Somebody asked for something at the old host meanwhile.
-                Err(refusal) if refusal.detail.code == "stale_claim" => {
-                    let again = Ask::NextClaim(self.vm, self.migration);
-                    if let Tell::Observation(seen) = self.ask(&self.source, again).await? {
-                        self.claim = seen.claim;
-                    }
-                }
-                told => return told.map(|_| ()),
-            }
-        }
+        let release = Action::ReleaseSource(v1::ReleaseSource {});
+        self.command(Side::Source, release).await.map(|_| ())
     }
 
+    /// Takes another claim, at both ends: somebody asked for something meanwhile.
+    async fn claim_anew(&mut self) -> Result<(), Refusal> {
+        let again = Ask::NextClaim(self.vm, self.migration);
+        if let Tell::Observation(seen) = self.ask(&self.source, again).await? {
+            self.claim = self.claim.max(seen.claim);
+        }
+        let claim = v1::ClaimRequest {
+            vm_id: self.vm.to_string(),
+            migration_id: self.migration.to_string(),
+            generation: self.generation,
+            claim: self.claim,
+            hold_limit_ms: 0,
+        };
+        self.ask(&self.destination, Ask::Claim(claim)).await.map(|_| ())
+    }
+
+    /// Clears away at each end what its agent still lets it.
     async fn back(&mut self) -> Result<(), Refusal> {
         let cause = "by hand".to_owned();
         let cancel = Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() });
-        match self.command(Side::Source, cancel).await {
-            // The source is somebody else's by now.
-            Err(refusal) if refusal.detail.code == "stale_claim" => {}
-            Err(refusal) => return Err(refusal),
-            Ok(_) => {}
-        }
         let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause });
-        self.command(Side::Destination, destroy).await.map(|_| ())
+        for (side, action) in [(Side::Source, cancel), (Side::Destination, destroy)] {
+            let again = Ask::NextClaim(self.vm, self.migration);
+            let Ok(Tell::Observation(seen)) = self.ask(self.host(side), again).await else {
+                continue;
+            };
+            self.claim = seen.claim;
+            if let Err(refusal) = self.command(side, action).await {
+                self.world.note(|| format!("by hand: {}", refusal.message));
+            }
+        }
+        Ok(())
     }
 
     const fn host(&self, side: Side) -> &HostId {
@@ -163,13 +177,16 @@ impl ByHand {
     }
 
     /// Waits for one of some states; `false` if another one has ended the transfer.
-    async fn wait(&self, side: Side, wanted: &[TransferState]) -> Result<bool, Refusal> {
+    async fn wait(&mut self, side: Side, wanted: &[TransferState]) -> Result<bool, Refusal> {
         loop {
             let look = v1::ObserveRequest { vm_id: self.vm.to_string(), claim: self.claim };
             let told = self.ask(self.host(side), Ask::Observe(look)).await?;
             let Tell::Observation(seen) = told else { return Ok(false) };
             if seen.claim != self.claim {
-                return Ok(false);
+                if !self.ordered {
+                    return Ok(false);
+                }
+                self.claim_anew().await?;
             }
             let status = seen.transfer.map(|transfer| transfer.status).unwrap_or_default();
             let state = TransferState::from_agent(&status);
@@ -198,6 +215,10 @@ impl ByHand {
             let told = self.unless_silent(self.host(side), Ask::Execute(Box::new(request))).await;
             match told {
                 Err(refusal) if not_yet(&refusal) => tokio::time::sleep(LOOK).await,
+                Err(refusal) if self.ordered && refusal.detail.code == "stale_claim" => {
+                    self.claim_anew().await?;
+                    tokio::time::sleep(LOOK).await;
+                }
                 Err(refusal) => return Err(refusal),
                 Ok(Tell::Reply(reply)) => return Ok(*reply),
                 Ok(Tell::Observation(_) | Tell::Description(_) | Tell::Check(_)) => {

@@ -188,6 +188,9 @@ impl State {
             observed_memory_bytes: if alive { memory } else { 0 },
             cpu_milli: 1_000,
             run_state: seen.run_state,
+            handed: seen.handed,
+            gave_up: seen.gave_up,
+            ever_continued: seen.ever_continued,
             migration_id: id_text(record.fence.migration),
             gone: seen.gone.filter(|_| Record::process(record).is_some()),
             ..v1::VmReport::default()

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use vmferry_planner::store::{Ends, LogRow, MigrationRow, PowerAction, PowerKind};
 use vmferry_planner_core::evidence::RunState;
-use vmferry_planner_core::migration::{Entry, Event, Handover, Migration, Phase, SourceWord};
+use vmferry_planner_core::migration::{
+    Cause, Entry, Event, Handover, Migration, Phase, ProofKind, SourceWord,
+};
 use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, PowerState, VmId};
 
 use crate::bugs::Bug;
@@ -148,7 +150,15 @@ impl State {
             .guests
             .get(&migration.vm)
             .is_some_and(|guest| guest.lost.is_some() || guest.off || guest.blindly);
-        if !lost {
+        // It was let go on, or not, at a host that only a person can speak for by now.
+        let dead = matches!(migration.phase.cause(), Some(Cause::GuestCrashed { proof })
+            if proof.kind == ProofKind::HostDeclaredDead);
+        if dead && !lost {
+            self.counts.unknowable += 1;
+            if let Some(guest) = self.guests.get_mut(&migration.vm) {
+                guest.lost = Some("it may have run on a host that is dead".to_owned());
+            }
+        } else if !lost {
             let what = format!(
                 "{} is given up though nothing happened to it: {:?}",
                 short(migration.vm),
@@ -289,7 +299,9 @@ impl State {
         let migration = &row.migration;
         let vm = short(migration.vm);
         if row.ended_us.is_none() {
-            let excused = self.hopeless(&migration.source)
+            // What was moved by hand under a migration is a person's to resolve.
+            let excused = self.by_hand.contains(&migration.vm)
+                || self.hopeless(&migration.source)
                 || migration.destination().is_some_and(|host| self.hopeless(host));
             let named = trouble.get(&migration.vm).filter(|text| !text.is_empty());
             if !excused || named.is_none() {

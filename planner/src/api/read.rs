@@ -11,8 +11,9 @@ use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
 
 use super::{ApiError, migration_id};
+use crate::inventory::{Doubted, EndedBy};
 use crate::planner::Planner;
-use crate::store::{Filter, Followed, Lost, OnlyOpen, StoreError, VmRow};
+use crate::store::{Filter, Followed, OnlyOpen, StoreError, VmRow};
 use crate::{clock, picture, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
@@ -30,8 +31,8 @@ impl Planner {
     /// Fails if the store does.
     pub async fn report(&self, report: v1::HostReport) -> Result<v1::ReportReply, ApiError> {
         let taken = self.parts.inventory.report(self.store(), report, clock::now()).await?;
-        for lost in &taken.doubted {
-            self.look_again(lost).await?;
+        for doubted in &taken.doubted {
+            self.look_again(doubted).await?;
         }
         // Capacity has changed; that matters only to those who wait for it.
         if self.queue_waits.load(Ordering::Relaxed) {
@@ -42,14 +43,16 @@ impl Planner {
 
     /// Marks a VM as lost if its host still says so: the row was read before it is asked, and is
     /// only written if nothing was admitted since.
-    async fn look_again(&self, lost: &Lost) -> Result<(), StoreError> {
+    async fn look_again(&self, doubted: &Doubted) -> Result<(), StoreError> {
+        let lost = &doubted.lost;
         let look = v1::ObserveRequest { vm_id: lost.vm.to_string(), claim: 0 };
         // One that does not answer is asked again at its next report.
         let Ok(seen) = self.parts.agents.observe(&lost.host, look).await else { return Ok(()) };
         let runs = matches!(Role::from_label(&seen.role), Some(Role::Running | Role::Held));
         let gone = runs && seen.knowledge() == v1::Knowledge::Known && seen.gone.is_some();
-        let same = seen.generation == lost.generation.value() && seen.claim < lost.claim.value();
-        if gone && same && RunState::from_qemu(&seen.run_state) == RunState::Shutdown {
+        let same = seen.generation == lost.generation.value() && seen.claim <= lost.claim.value();
+        let shut_down = RunState::from_qemu(&seen.run_state) == RunState::Shutdown;
+        if gone && same && (shut_down || doubted.by == EndedBy::Guest) {
             // Its guest turned itself off: nothing was lost.
             let (host, power) = (lost.host.clone(), PowerState::Stopped);
             let (generation, claim) = (lost.generation, lost.claim);

@@ -303,10 +303,21 @@ impl<'a> Run<'a> {
     /// Says whether an agent knows a newer claim; then the next one is taken above it.
     async fn fenced(&mut self) -> Result<bool, StoreError> {
         let refused = |view: &watch::Receiver<SideView>| view.borrow().fenced.clone();
-        let Some(error) = refused(&self.source.1).or_else(|| refused(&self.destination.1)) else {
-            return Ok(false);
+        if let Some(error) = refused(&self.source.1).or_else(|| refused(&self.destination.1)) {
+            self.raise(&error).await?;
+            return Ok(true);
+        }
+        // One that answered this driver and was claimed by somebody else since obeys it no more, and
+        // nothing is sent that could be refused.
+        let seen = |view: &watch::Receiver<SideView>| {
+            view.borrow().observation.as_ref().map_or(0, |observation| observation.claim)
         };
-        self.raise(&error).await?;
+        let known = Claim::from_stored(seen(&self.source.1).max(seen(&self.destination.1)));
+        if known <= self.row.claim || !known.is_within_reach_of(self.row.claim) {
+            return Ok(false);
+        }
+        warn!(%known, "an agent was claimed by somebody else");
+        self.planner.store().raise_claim(self.row.migration.vm, known, clock::now()).await?;
         Ok(true)
     }
 

@@ -8,8 +8,6 @@ use vmferry_types::{
 
 use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 
-/// What an agent says of a guest that ended by its own word.
-const TURNED_OFF: &str = "shutdown";
 /// QEMU's run state of a guest whose kernel panicked.
 const PANICKED: &str = "guest-panicked";
 
@@ -123,12 +121,11 @@ async fn follow(
     if older || generation < row.generation {
         return Ok(Some(row));
     }
-    if let (Role::Running | Role::Held, Some(gone)) = (role, &vm.gone) {
-        return if vm.guest_end == TURNED_OFF {
-            stop(store, told, row, now).await.map(Some)
-        } else {
-            lose(store, told, gone, row, now).await.map(Some)
-        };
+    let runs = matches!(role, Role::Running | Role::Held);
+    // An end is looked at again before it is believed. And a guest that was handed over is another
+    // host's, though the agent that let it go knows its newest generation.
+    if runs && (vm.gone.is_some() || (vm.handed && !vm.gave_up)) {
+        return Ok(Some(row));
     }
     let power = match role {
         Role::Running | Role::Held => PowerState::Running,
@@ -150,60 +147,37 @@ async fn follow(
     store.vm(row.id).await
 }
 
-/// Notes that a guest turned itself off: its VM is stopped, as if it had been asked to.
-async fn stop(
-    store: &dyn Store,
-    told: &Told<'_>,
-    row: VmRow,
-    now: Timestamp,
-) -> Result<VmRow, StoreError> {
-    let Told { host, vm, .. } = *told;
-    if row.host.as_ref() != Some(host) || row.power != PowerState::Running {
-        return Ok(row);
-    }
-    let (generation, claim) =
-        (Generation::from_stored(vm.generation), Claim::from_stored(vm.claim));
-    let power = PowerState::Stopped;
-    let followed = Followed { vm: row.id, host: host.clone(), power, generation, claim };
-    if !store.follow_vm(&followed, now).await? {
-        return Ok(row);
-    }
-    info!(vm_id = %row.id, host_id = %host, "VM is stopped: its guest turned itself off");
-    Ok(VmRow { power, generation, claim, error: String::new(), ..row })
+/// What an agent says of a guest that ended by its own word.
+const TURNED_OFF: &str = "shutdown";
+
+/// Whose doing the end of a QEMU was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    /// Nobody's: the VM is lost.
+    Itself,
+    /// Its guest's, which turned itself off.
+    Guest,
 }
 
-async fn lose(
-    store: &dyn Store,
-    told: &Told<'_>,
-    gone: &GoneProof,
-    row: VmRow,
-    now: Timestamp,
-) -> Result<VmRow, StoreError> {
-    let Told { host, vm, .. } = *told;
-    let lost = Lost {
-        vm: row.id,
-        host: host.clone(),
-        generation: Generation::from_stored(vm.generation),
-        claim: Claim::from_stored(vm.claim),
-        cause: loss(host, vm, gone),
-    };
-    if !store.mark_lost(&lost, now).await? {
-        return Ok(row);
-    }
-    warn!(vm_id = %lost.vm, host_id = %host, cause = lost.cause, "VM is lost: its QEMU ended by itself");
-    Ok(VmRow { power: PowerState::Lost, error: lost.cause, ..row })
+/// An end that a host told of, to be looked at again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubted {
+    /// What is lost by it, if it is.
+    pub lost: Lost,
+    /// Whose doing it was.
+    pub by: EndedBy,
 }
 
-/// Returns the loss that a host tells of under an older claim than the store has given out.
+/// Returns the end that a host tells of.
 ///
-/// It may be an old report, sent before the VM was started again. It may as well be that the newer
-/// claim belongs to an admission that ended before this host heard of it, and then no report will
-/// ever carry it: only a fresh look can tell.
+/// The report may be an old one, sent before the VM was started again, even under the claim of that
+/// start. And the newest claim may belong to an admission that ended before this host heard of it;
+/// then no report will ever carry it. Only a fresh look can tell, made after the row was read.
 pub(super) fn doubted(
     host: &HostId,
     report: &HostReport,
     (vm, row): (&VmReport, &VmRow),
-) -> Option<Lost> {
+) -> Option<Doubted> {
     let believed = !report.learning
         && !report.journal_unreadable
         && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
@@ -211,13 +185,16 @@ pub(super) fn doubted(
     let gone = vm.gone.as_ref().filter(|_| believed && runs)?;
     let open = row.admission.is_some() || row.power != PowerState::Running;
     let same = row.host.as_ref() == Some(host) && row.generation.value() == vm.generation;
-    (same && !open && Claim::from_stored(vm.claim) < row.claim).then(|| Lost {
+    let lost = || Lost {
         vm: row.id,
         host: host.clone(),
         generation: row.generation,
         claim: row.claim,
         cause: loss(host, vm, gone),
-    })
+    };
+    let by = if vm.guest_end == TURNED_OFF { EndedBy::Guest } else { EndedBy::Itself };
+    (same && !open && Claim::from_stored(vm.claim) <= row.claim)
+        .then(|| Doubted { lost: lost(), by })
 }
 
 /// Says how a QEMU ended, in its own words where it left any.

@@ -256,7 +256,8 @@ impl Agent {
         self.world.with(|state| {
             let head = state.guests.get(&vm).map(|guest| guest.head);
             let there = state.host(&self.host).and_then(|host| host.by_launch(process.launch));
-            let newest = there.is_some_and(|qemu| Some(qemu.image) == head);
+            let given_up = state.guests.get(&vm).is_some_and(|guest| guest.lost.is_some());
+            let newest = !given_up && there.is_some_and(|qemu| Some(qemu.image) == head);
             let told = state.hosts.values().any(|host| {
                 host.journal.records.get(&vm).is_some_and(|record| {
                     let other = record.process().is_none_or(|other| other.launch != process.launch);
