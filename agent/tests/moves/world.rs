@@ -356,12 +356,21 @@ impl World {
             if let Some(pid) =
                 self.observe(side).await.qemu.filter(|qemu| qemu.alive).map(|qemu| qemu.pid)
             {
-                kill(pid);
+                end_if_there(pid);
                 // Its shim writes the end into the test's directory, and then goes.
                 self.wait(side, "the end", |seen| seen.gone.is_some()).await;
             }
             self.host(side).stop().await;
         }
+    }
+}
+
+/// Kills what may have ended by itself since it was last seen.
+fn end_if_there(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+    match nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL) {
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+        Err(error) => panic!("QEMU {pid} cannot be killed: {error}"),
     }
 }
 
