@@ -15,8 +15,10 @@
 pub mod cordon;
 pub mod drain;
 pub mod emptiness;
+mod emptying;
 pub mod job;
 mod policy;
 pub mod request;
 
+pub use emptying::{Emptying, EmptyingEvent, EmptyingId, Kind};
 pub use policy::{Ended, Policy, REASONS_MAX, Refusal, Unplaced};

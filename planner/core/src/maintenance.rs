@@ -36,18 +36,30 @@ pub enum Strategy {
 }
 
 /// Whether VMs may leave their cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Crossing {
     /// They may not.
+    #[default]
     Refused,
     /// They may, and their own has no preference.
     Allowed,
 }
 
 /// Whether a VM that is pinned to the host being emptied may leave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum PinsToSource {
     /// It may not. A pin to another host holds always.
+    #[default]
     Hold,
     /// It may, and goes anywhere.
     MayLeave,

@@ -16,7 +16,7 @@ use std::fmt;
 use vmferry_types::{MigrationId, Millis, Timestamp};
 
 /// For whose sake a request waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -28,6 +28,7 @@ pub enum Priority {
     /// A drain's or a retirement's.
     Drain,
     /// An operator's own.
+    #[default]
     Operator,
 }
 
