@@ -38,6 +38,10 @@ pub struct Config {
     pub migration_address: std::net::IpAddr,
     /// The ports that receivers may bind.
     pub migration_ports: PortRange,
+    /// How many migrations may leave at once. `None`: the planner's policy alone counts.
+    pub outbound_max: Option<u32>,
+    /// Folders that hold the same on every host that names them. `None`: nothing is said.
+    pub shared_paths: Option<Vec<String>>,
     /// The share of the machine's memory that counts as this host.
     pub memory: Option<Bytes>,
     /// The share of the machine's CPUs that counts as this host.
@@ -101,6 +105,8 @@ struct Raw {
     migration: RawMigration,
     #[serde(default)]
     capacity: RawCapacity,
+    #[serde(default)]
+    storage: RawStorage,
     security: Option<RawSecurity>,
     #[cfg(feature = "fault-points")]
     fault_points: Option<RawFaultPoints>,
@@ -128,6 +134,13 @@ struct RawMigration {
     address: std::net::IpAddr,
     #[serde(default = "default_ports")]
     ports: String,
+    outbound_max: Option<u32>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawStorage {
+    shared_paths: Option<Vec<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -228,6 +241,14 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
     if raw.capacity.cpus == Some(0) {
         errors.push("capacity.cpus: must be at least 1".to_owned());
     }
+    if raw.migration.outbound_max == Some(0) {
+        errors.push("migration.outbound_max: 0 would keep every VM here; at least 1".to_owned());
+    }
+    for path in raw.storage.shared_paths.iter().flatten() {
+        if !Path::new(path).is_absolute() {
+            errors.push(format!("storage.shared_paths: `{path}` must be an absolute path"));
+        }
+    }
     let planners = raw.planner.and_then(|planner| read_planners(planner, &mut errors));
     let addresses = [
         ("listen.grpc", raw.listen.grpc.ip()),
@@ -251,6 +272,8 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
         planners,
         migration_address: raw.migration.address,
         migration_ports,
+        outbound_max: raw.migration.outbound_max,
+        shared_paths: raw.storage.shared_paths,
         memory,
         cpus: raw.capacity.cpus,
         #[cfg(feature = "fault-points")]
@@ -331,6 +354,22 @@ plain_text = "loopback"
         let planners = config.planners.unwrap();
         assert_eq!(planners.addresses, ["http://127.0.0.1:9096"]);
         assert_eq!(planners.report_interval, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn what_a_host_shares_and_how_much_leaves_it_is_said_by_its_operator() {
+        let silent = check(toml::from_str(WHOLE).unwrap()).unwrap();
+        assert_eq!((silent.shared_paths, silent.outbound_max), (None, None));
+        let with = |lines: &str, max: &str| {
+            let ports = "ports = \"49152-49153\"";
+            format!("{}[storage]\n{lines}\n", WHOLE.replace(ports, &format!("{ports}\n{max}")))
+        };
+        let text = with("shared_paths = [\"/shared\"]", "outbound_max = 1");
+        let config = check(toml::from_str(&text).unwrap()).unwrap();
+        assert_eq!(config.shared_paths.unwrap(), ["/shared"]);
+        assert_eq!(config.outbound_max, Some(1));
+        let found = errors(&with("shared_paths = [\"here\"]", "outbound_max = 0"));
+        assert_eq!(found.len(), 2, "{found:?}");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! **Invariant:** nothing that starts, runs, stops or ends a guest happens before the journal says
 //! so. **Invariant:** a QEMU process that the agent did not start is never touched.
 
+mod accounting;
 mod actions;
 pub mod agent;
 mod check;
@@ -19,6 +20,7 @@ mod describe;
 mod disks;
 mod error;
 mod faults;
+mod footprint;
 mod host;
 mod idle;
 mod journal;

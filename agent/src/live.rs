@@ -9,6 +9,7 @@ use vmferry_agent_core::journal::{Gone, Identity, VmRecord};
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{Millis, VmId};
 
+use crate::accounting::Footprint;
 use crate::clock;
 use crate::process::{GuestEnd, GuestRecord, QemuProcess};
 
@@ -99,8 +100,8 @@ pub(crate) struct Shared {
     pub(crate) record: watch::Sender<Arc<VmRecord>>,
     pub(crate) sight: watch::Sender<Sight>,
     process: Mutex<Option<Arc<QemuProcess>>>,
-    /// What its process took when it was last looked at, in bytes.
-    used: AtomicU64,
+    /// What its process took when it was last looked at.
+    footprint: Mutex<Footprint>,
     /// Rises whenever what was read before counts no more.
     era: AtomicU64,
     /// When a driver was last heard, by `CLOCK_MONOTONIC`, in milliseconds.
@@ -114,7 +115,7 @@ impl Shared {
             record: watch::Sender::new(Arc::new(record)),
             sight: watch::Sender::new(sight),
             process: Mutex::new(None),
-            used: AtomicU64::new(0),
+            footprint: Mutex::new(Footprint::default()),
             era: AtomicU64::new(0),
             heard_ms: AtomicU64::new(clock::monotonic().value()),
         }
@@ -129,12 +130,12 @@ impl Shared {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
     }
 
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+    pub(crate) fn footprint(&self) -> Footprint {
+        self.footprint.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn note_used(&self, bytes: u64) {
-        self.used.store(bytes, Ordering::Relaxed);
+    pub(crate) fn note_footprint(&self, found: Footprint) {
+        *self.footprint.lock().unwrap_or_else(PoisonError::into_inner) = found;
     }
 
     /// Returns the era in which something is read.

@@ -7,18 +7,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use vmferry_agent_core::definition::Definition;
-use vmferry_agent_core::journal::Identity;
 use vmferry_proto::v1;
 use vmferry_qmp::RunState;
 use vmferry_types::{Bytes, Role, VmId};
 
+use crate::accounting::{Footprint, Machine, Share, Target};
 use crate::agent::{Agent, Stranger};
 use crate::live::{Knowledge, Shared, Sight};
 use crate::orphans::Own;
-use crate::{clock, host, network, observe, orphans, process, wire};
+use crate::{accounting, clock, network, observe, orphans, process, wire};
 
-/// What QEMU takes beside the guest's memory: code, buffers, page tables; TCG's code cache most.
-const OVERHEAD: Bytes = Bytes(128 << 20);
 /// How many VMs that left are still named, the last ones: those that a planner may be unsure of.
 const LEFT_MAX: usize = 1000;
 /// For so long a report counts as that of now, unless something has changed: each looks at every
@@ -56,17 +54,25 @@ pub(crate) async fn current(agent: &Arc<Agent>) -> v1::HostReport {
 /// Makes the report of now.
 pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
     let vms = agent.vms();
-    let targets: Vec<Target> = vms.iter().map(|vm| Target::of(&vm.shared)).collect();
+    let targets = || -> Vec<Target> { vms.iter().map(|vm| Target::of(&vm.shared)).collect() };
+    let looking = targets();
     let mut own = Own::of(agent);
     let looked = tokio::task::spawn_blocking(move || Looked {
-        used: targets.iter().map(Target::used_bytes).collect(),
-        memory: host::memory(),
-        huge_pages: host::huge_pages(),
+        processes: looking.into_iter().map(Target::look).collect(),
+        machine: Some(Machine::look()),
         scan: process::scan().ok(),
     })
-    .await
-    .unwrap_or_default();
-    let links = network::links().await.unwrap_or_default();
+    .await;
+    // Where nothing could be looked at, the figures of the machine are missing, by name.
+    let looked = looked.unwrap_or_else(|_| Looked {
+        processes: targets().into_iter().map(Target::unlooked).collect(),
+        ..Looked::default()
+    });
+    let mut troubles = Vec::new();
+    let links = network::links().await.unwrap_or_else(|error| {
+        troubles.push(crate::error::chain(&error));
+        network::Links::default()
+    });
     // Neither before nor after the look: one may have been launched or ended meanwhile.
     own.extend(Own::of(agent));
     let mut orphans = orphans::of_records(agent, &vms);
@@ -78,14 +84,17 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         orphans.extend(tokio::task::spawn_blocking(left).await.unwrap_or_default());
     }
     orphans.extend(orphans::of_taps(&own.taps, &links));
-    let reports: Vec<v1::VmReport> = vms
-        .iter()
-        .zip(looked.used.iter().copied().chain(std::iter::repeat(0)))
-        .filter_map(|(vm, used)| {
-            vm.shared.note_used(used);
-            vm_report(agent, &vm.shared, used)
-        })
-        .collect();
+    let mut reports = Vec::with_capacity(vms.len());
+    for (vm, looked) in vms.iter().zip(looked.processes) {
+        vm.shared.note_footprint(looked.footprint.clone());
+        let (report, trouble) = vm_report(agent, &vm.shared, &looked.footprint);
+        let name = vm.shared.record.borrow().name.clone();
+        let named = |text: &str| format!("VM {name}: {text}");
+        troubles.extend(looked.trouble.as_deref().into_iter().chain(trouble).map(named));
+        reports.extend(report);
+    }
+    let used = reports.iter().map(|vm| Bytes(vm.observed_memory_bytes));
+    let used = used.fold(Bytes::ZERO, Bytes::plus);
     let learning = vms.iter().any(|vm| vm.shared.sight.borrow().knowledge == Knowledge::Learning);
     let strangers = agent.strangers.lock().unwrap_or_else(PoisonError::into_inner);
     v1::HostReport {
@@ -99,7 +108,7 @@ pub(crate) async fn host_report(agent: &Arc<Agent>) -> v1::HostReport {
         sent_at_ms: clock::wall_ms(),
         learning,
         journal_unreadable: !agent.journal_is_whole(&vms),
-        capacity: Some(capacity(agent, &reports, looked.memory, looked.huge_pages)),
+        capacity: Some(accounting::capacity(&agent.config, looked.machine, used, troubles)),
         capabilities: Some(capabilities(agent, links.bridges)),
         vms: without_long_gone(reports),
         strangers: strangers.iter().map(|stranger| stranger.text.clone()).collect(),
@@ -124,42 +133,10 @@ fn without_long_gone(mut reports: Vec<v1::VmReport>) -> Vec<v1::VmReport> {
     reports
 }
 
-/// A process whose memory is to be looked at.
-enum Target {
-    /// There is none.
-    Nobody,
-    /// It is being moved: looking at its memory would hold up its page faults, so what was seen
-    /// last is said again.
-    Busy(u64),
-    /// It is there.
-    Process(Identity),
-}
-
-impl Target {
-    fn of(shared: &Shared) -> Self {
-        let sight = shared.sight.borrow();
-        match &sight.identity {
-            None => Self::Nobody,
-            Some(_) if sight.gone.is_some() => Self::Nobody,
-            Some(_) if sight.busy() => Self::Busy(shared.used()),
-            Some(identity) => Self::Process(identity.clone()),
-        }
-    }
-
-    fn used_bytes(&self) -> u64 {
-        match self {
-            Self::Nobody => 0,
-            Self::Busy(last) => *last,
-            Self::Process(identity) => host::used_bytes(identity).unwrap_or(0),
-        }
-    }
-}
-
 #[derive(Default)]
 struct Looked {
-    used: Vec<u64>,
-    memory: host::Memory,
-    huge_pages: Vec<v1::HugePages>,
+    processes: Vec<accounting::Looked>,
+    machine: Option<Machine>,
     scan: Option<process::Scan>,
 }
 
@@ -200,36 +177,41 @@ fn note_strangers(agent: &Agent, own: &Own, scan: &process::Scan) -> Vec<v1::Orp
     left
 }
 
-/// Returns what is said of one VM; nothing of one that left, but of its generation and claim.
-fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> {
+/// Returns what is said of one VM; nothing of one that left, but of its generation and claim. Beside
+/// it, why what it may take is not known, if so.
+fn vm_report(
+    agent: &Agent,
+    shared: &Shared,
+    footprint: &Footprint,
+) -> (Option<v1::VmReport>, Option<&'static str>) {
     let record = shared.record.borrow().clone();
     let sight = shared.sight.borrow().clone();
     let (knowledge, _) = observe::known(agent, &record, &sight);
     if record.fence.claim.value() == 0 && knowledge == v1::Knowledge::Known {
         // Asked for, never commanded: there is nothing to say.
-        return None;
+        return (None, None);
     }
     let defined = record.defined();
     let vm = defined.and_then(|defined| Definition::parse(&defined.text).ok());
     let role = observe::role(&record, &sight);
-    let process = match role {
-        Role::Running | Role::Held | Role::Receiver => true,
-        Role::Absent | Role::Stopped => false,
-    };
+    let process = accounting::has_process(role);
     // A process that is gone keeps no room from others.
     let uses = process && sight.gone.is_none();
+    let share = vm.filter(|_| uses).map(|vm| Share::of(&vm, footprint.overhead()));
+    let trouble = (uses && share.is_none())
+        .then_some("its definition cannot be read, so nobody knows what it may take");
+    let share = share.unwrap_or_default();
     let (handed, gave_up, _) = observe::order(&record);
-    let configured = vm.as_ref().map_or(0, |vm| vm.memory_max.plus(OVERHEAD).value());
-    Some(v1::VmReport {
+    let report = v1::VmReport {
         vm_id: record.vm.to_string(),
         vm_name: record.name.clone(),
         role: role.label().to_owned(),
         generation: record.fence.generation.value(),
         claim: record.fence.claim.value(),
         knowledge: knowledge.into(),
-        configured_memory_bytes: if uses { configured } else { 0 },
-        observed_memory_bytes: used,
-        cpu_milli: vm.filter(|_| uses).map_or(0, |vm| u64::from(vm.vcpus).saturating_mul(1000)),
+        configured_memory_bytes: share.configured.value(),
+        observed_memory_bytes: footprint.used.value(),
+        cpu_milli: share.cpu_milli,
         run_state: run_state(&sight),
         migration_id: record.fence.migration.map(|id| id.to_string()).unwrap_or_default(),
         definition: defined.map(|defined| defined.text.clone()).unwrap_or_default(),
@@ -245,7 +227,10 @@ fn vm_report(agent: &Agent, shared: &Shared, used: u64) -> Option<v1::VmReport> 
         handed,
         gave_up,
         ever_continued: record.ever_continued(),
-    })
+        overhead_memory_bytes: share.overhead.value(),
+        overhead_measured_bytes: share.measured.value(),
+    };
+    (Some(report), trouble)
 }
 
 /// Returns QEMU's run state; of one that is gone, only in which its guest had ended by itself.
@@ -265,37 +250,23 @@ fn guest_end(sight: &Sight) -> &'static str {
     if off { "shutdown" } else { "" }
 }
 
-fn capacity(
-    agent: &Agent,
-    vms: &[v1::VmReport],
-    memory: host::Memory,
-    hugepages: Vec<v1::HugePages>,
-) -> v1::Capacity {
-    let used = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.observed_memory_bytes));
-    let (total, available) = match agent.config.memory {
-        // A share of the machine: what its own VMs leave of it.
-        Some(share) => (share.value(), share.value().saturating_sub(used)),
-        None => (memory.total, memory.available),
-    };
-    v1::Capacity {
-        total_memory_bytes: total,
-        available_memory_bytes: available,
-        cpu_total_milli: u64::from(agent.config.cpus.unwrap_or_else(host::cpus)) * 1000,
-        hugepages,
-        memory_pressure: host::pressure("memory"),
-        cpu_pressure: host::pressure("cpu"),
-    }
-}
-
 fn capabilities(agent: &Agent, bridges: Vec<String>) -> v1::HostCapabilities {
     v1::HostCapabilities {
         architecture: std::env::consts::ARCH.to_owned(),
         qemu_version: agent.probe.qemu_version.clone(),
         accelerators: agent.probe.accelerators.clone(),
-        machine_types: agent.probe.machines.iter().cloned().collect(),
+        machine_types: agent
+            .probe
+            .machines
+            .iter()
+            .chain(agent.probe.aliases.keys())
+            .cloned()
+            .collect(),
         bridges,
         cpu_models: agent.probe.cpu_models.iter().cloned().collect(),
         migration_address: agent.config.migration_address.to_string(),
+        shared_paths: agent.config.shared_paths.clone().map(|paths| v1::SharedPaths { paths }),
+        outbound_max: agent.config.outbound_max,
     }
 }
 

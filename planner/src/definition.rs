@@ -6,14 +6,8 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use vmferry_types::overhead::{Execution, expected};
 use vmferry_types::{Bytes, HostId, MilliCpu, VmId};
-
-/// What QEMU itself takes beside the guest's memory: page tables, device state, its own heap.
-///
-/// Measured at 50 to 70 MiB for small guests; grows with the guest by its page tables, 1/256 is
-/// above what they take.
-const OVERHEAD_BASE: Bytes = Bytes(64 << 20);
-const OVERHEAD_SHARE: u64 = 256;
 
 /// The share of a definition that placement reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,13 +100,15 @@ impl Outline {
             .pin
             .map(|pin| pin.parse().map_err(|_| wrong("pin", format!("`{pin}` is not a host id"))))
             .transpose()?;
+        let accelerator = raw.accel.unwrap_or_else(|| "kvm".to_owned());
+        let overhead = expected(ceiling, Execution::of_accelerator(&accelerator));
         Ok(Self {
             name,
             id,
-            memory: with_overhead(ceiling),
+            memory: ceiling.plus(overhead),
             cpu: MilliCpu(u64::from(vcpus) * 1000),
             machine: raw.machine.unwrap_or_default(),
-            accelerator: raw.accel.unwrap_or_else(|| "kvm".to_owned()),
+            accelerator,
             cpu_model: raw.cpu.unwrap_or_else(|| "qemu64".to_owned()),
             pin,
             required_labels: raw.required_labels,
@@ -141,11 +137,6 @@ pub fn with_identity(text: &str, fresh: VmId) -> Result<String, DefinitionError>
 pub fn name_without_identity(text: &str) -> Option<String> {
     let raw: Raw = toml::from_str(text).ok()?;
     if raw.uuid.is_some() { None } else { raw.name }
-}
-
-/// Adds what QEMU takes beside the guest's memory.
-fn with_overhead(memory: Bytes) -> Bytes {
-    memory.plus(OVERHEAD_BASE).plus(Bytes(memory.value() / OVERHEAD_SHARE))
 }
 
 fn check_name(name: &str) -> Result<(), DefinitionError> {

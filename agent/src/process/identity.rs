@@ -149,6 +149,15 @@ fn read_stat(pid: u32) -> Result<Option<Stat>, IdentityError> {
     stat.map(Some).ok_or_else(malformed)
 }
 
+/// Tells whether the process that has `pid` now started at `start_time`.
+///
+/// # Errors
+///
+/// If `/proc` cannot be read.
+pub(crate) fn runs(pid: u32, start_time: u64) -> Result<bool, IdentityError> {
+    Ok(read_stat(pid)?.is_some_and(|stat| stat.start_time == start_time))
+}
+
 /// Tells whether an error from `/proc/PID` means that the process is gone.
 pub(crate) fn vanished(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)

@@ -9,6 +9,7 @@
 
 pub mod fence;
 pub mod id;
+pub mod overhead;
 pub mod ownership;
 pub mod state;
 pub mod units;

@@ -112,9 +112,11 @@ fn capacity(dice: &mut Dice) -> Capacity {
             page_bytes: noise::number(dice),
             total: noise::number(dice),
             free: noise::number(dice),
+            reserved: noise::number(dice),
         }],
         memory_pressure: Some(noise::small(dice)),
         cpu_pressure: Some(noise::small(dice)),
+        unreadable: vec![noise::text(dice); usize::from(dice.below(2) == 0)],
     }
 }
 
@@ -154,6 +156,8 @@ fn vm_report(prey: &Prey, dice: &mut Dice) -> VmReport {
         handed: dice.below(2) == 0,
         gave_up: dice.below(2) == 0,
         ever_continued: dice.below(2) == 0,
+        overhead_memory_bytes: noise::number(dice),
+        overhead_measured_bytes: noise::number(dice),
     }
 }
 
