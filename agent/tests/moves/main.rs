@@ -6,6 +6,7 @@
     reason = "a test ends where something is not as it must be"
 )]
 
+mod accounting;
 mod back;
 mod fence;
 mod forward;
@@ -17,4 +18,5 @@ mod planners;
 mod power;
 mod refusals;
 mod restarts;
+mod rom;
 mod world;

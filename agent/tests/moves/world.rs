@@ -16,6 +16,7 @@ use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::execute_request::Action;
 
 use crate::planner::Planner;
+use crate::rom;
 
 /// The longest that anything is waited for.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -129,14 +130,6 @@ pub(crate) enum Side {
     B,
 }
 
-/// A ROM that does nothing for ever: the guest needs no BIOS and is up at once.
-fn idle_rom() -> Vec<u8> {
-    let mut rom = vec![0_u8; 64 << 10];
-    // At the reset vector: hlt; jmp back.
-    rom[0xfff0..0xfff3].copy_from_slice(&[0xf4, 0xeb, 0xfd]);
-    rom
-}
-
 impl World {
     pub(crate) async fn new() -> Self {
         Self::with("").await
@@ -154,7 +147,7 @@ impl World {
         let ports = 20_000 + u16::try_from(std::process::id() % 1500).unwrap() * 16;
         let (a, b) = tokio::join!(Host::with("a", ports, more), Host::new("b", ports + 8));
         let rom = a.dir.path().join("idle.bin");
-        std::fs::write(&rom, idle_rom()).unwrap();
+        std::fs::write(&rom, rom::idle()).unwrap();
         let vm = uuid::Uuid::new_v4().to_string();
         let definition = format!(
             "name = 'idle'\nuuid = '{vm}'\nmachine = 'pc'\naccel = 'tcg'\nmemory = '64MiB'\nfirmware = '{}'\n",
@@ -169,6 +162,39 @@ impl World {
         match side {
             Side::A => &mut self.a,
             Side::B => &mut self.b,
+        }
+    }
+
+    /// Gives the guest another ROM, and QEMU more arguments.
+    pub(crate) fn with_rom(mut self, rom: &[u8], extra_args: &[&str]) -> Self {
+        std::fs::write(self.a.dir.path().join("idle.bin"), rom).unwrap();
+        self.definition += &format!("extra_args = {extra_args:?}\n");
+        self
+    }
+
+    /// Asks for reports until one satisfies `wanted`.
+    pub(crate) async fn report_when(
+        &mut self,
+        side: Side,
+        what: &str,
+        wanted: impl Fn(&v1::HostReport) -> bool,
+    ) -> v1::HostReport {
+        let host = self.host(side);
+        let mut last = None;
+        let found = tokio::time::timeout(BOUND, async {
+            loop {
+                let report = host.report().await;
+                if wanted(&report) {
+                    return report;
+                }
+                last = Some(report);
+                // A report counts for half a second.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        match found.await {
+            Ok(report) => report,
+            Err(_) => panic!("waited in vain for {what} on {side:?}; last reported: {last:#?}"),
         }
     }
 
