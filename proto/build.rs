@@ -1,7 +1,7 @@
 //! Compiles the wire contract without `protoc`, and gives its messages the one JSON form that REST and the CLI share.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["v1/agent.proto", "v1/planner.proto"];
+    let files = ["v1/agent.proto", "v1/capacity.proto", "v1/planner.proto"];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }

@@ -255,13 +255,7 @@ fn capabilities(agent: &Agent, bridges: Vec<String>) -> v1::HostCapabilities {
         architecture: std::env::consts::ARCH.to_owned(),
         qemu_version: agent.probe.qemu_version.clone(),
         accelerators: agent.probe.accelerators.clone(),
-        machine_types: agent
-            .probe
-            .machines
-            .iter()
-            .chain(agent.probe.aliases.keys())
-            .cloned()
-            .collect(),
+        machine_types: agent.probe.machines.iter().cloned().collect(),
         bridges,
         cpu_models: agent.probe.cpu_models.iter().cloned().collect(),
         migration_address: agent.config.migration_address.to_string(),

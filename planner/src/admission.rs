@@ -3,7 +3,7 @@
 //! Preflight reads and holds nothing; all reasons are collected. What it found is decided again in
 //! the transaction that admits, under the store's lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use vmferry_planner_core::fleet::{Demand, Fleet, Host};
 use vmferry_planner_core::migration::Blocker;
@@ -309,14 +309,31 @@ fn deduplicated(blockers: Vec<Blocker>) -> Vec<Blocker> {
     kept
 }
 
-fn needs_of_definition(outline: &Outline) -> Needs {
+/// Returns what a VM needs by its definition alone.
+pub(crate) fn needs_of_definition(outline: &Outline) -> Needs {
     Needs {
         pin: outline.pin.clone(),
         required_labels: outline.required_labels.clone(),
         accelerator: Some(outline.accelerator.clone()),
+        // An alias stands for another version on each host: its agent says which.
+        machine_type: is_versioned(&outline.machine).then(|| outline.machine.clone()),
+        cpu_model: model_of(&outline.cpu_model),
         bridges: outline.bridges.iter().cloned().collect(),
+        shared_paths: outline.shared_paths.iter().cloned().collect(),
         ..Needs::default()
     }
+}
+
+/// Says whether a machine type names its version, as `pc-q35-10.0` does.
+fn is_versioned(machine: &str) -> bool {
+    let last = machine.rsplit('-').next().unwrap_or_default();
+    last.contains('.') && last.chars().all(|c| c.is_ascii_digit() || c == '.')
+}
+
+/// Returns the CPU model without its flags. Whether the flags are there is the host's own word.
+fn model_of(cpu: &str) -> Option<String> {
+    let model = cpu.split(',').next().unwrap_or_default();
+    (!model.is_empty()).then(|| model.to_owned())
 }
 
 fn needs_of_running(
@@ -331,11 +348,14 @@ fn needs_of_running(
         cluster: Some(planner.parts.inventory.settings(source).cluster),
         pin: outline.as_ref().and_then(|outline| outline.pin.clone()),
         required_labels: outline.map(|outline| outline.required_labels).unwrap_or_default(),
-        architecture: None,
+        architecture: planner
+            .parts
+            .inventory
+            .heard(source)
+            .and_then(|heard| said(&heard.read.capabilities.architecture)),
         accelerator: said(&description.accelerator),
         machine_type: said(&description.resolved_machine),
-        // Whether the model's features are there is the destination's own word.
-        cpu_model: None,
+        cpu_model: model_of(&description.cpu_model),
         bridges: description
             .nics
             .iter()
@@ -343,7 +363,32 @@ fn needs_of_running(
             .filter(|b| !b.is_empty())
             .collect(),
         qemu_version: said(&description.qemu_version),
-        // Whether the disks are there is the destination's own word.
-        shared_paths: BTreeSet::new(),
+        // Whether the disks are there is the destination's own word besides.
+        shared_paths: description
+            .disks
+            .iter()
+            .filter(|disk| disk.shared)
+            .map(|disk| disk.path.clone())
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_definition_says_is_what_its_host_needs() {
+        let text = "name = 'vm'\nuuid = '01234567-89ab-cdef-0123-456789abcdef'\nmemory = '64MiB'\n\
+                    machine = 'pc-q35-10.0'\ncpu = 'EPYC,-svm'\n[[disk]]\npath = '/shared/a.raw'\n\
+                    shared = true\n[[disk]]\npath = '/local/b.raw'\n[[nic]]\nbridge = 'br0'\n";
+        let needs = needs_of_definition(&Outline::read(text).unwrap());
+        assert_eq!(needs.machine_type.as_deref(), Some("pc-q35-10.0"));
+        assert_eq!(needs.cpu_model.as_deref(), Some("EPYC"));
+        assert_eq!(needs.accelerator.as_deref(), Some("kvm"));
+        assert_eq!(needs.shared_paths.into_iter().collect::<Vec<_>>(), ["/shared/a.raw"]);
+        assert_eq!(needs.bridges.into_iter().collect::<Vec<_>>(), ["br0"]);
+        let alias = Outline::read(&text.replace("pc-q35-10.0", "q35")).unwrap();
+        assert_eq!(needs_of_definition(&alias).machine_type, None);
     }
 }

@@ -1,5 +1,6 @@
 //! The use cases, with one error type. Edges decode, call these, and encode.
 
+mod capacity;
 mod doctor;
 mod hosts;
 mod migrate;

@@ -32,6 +32,8 @@ pub struct Outline {
     pub required_labels: BTreeMap<String, String>,
     /// Bridges that its NICs join.
     pub bridges: Vec<String>,
+    /// Disks that all of its hosts have to see.
+    pub shared_paths: Vec<String>,
 }
 
 /// Says what is wrong with a definition, by the field's name.
@@ -59,6 +61,15 @@ struct Raw {
     required_labels: BTreeMap<String, String>,
     #[serde(default)]
     nic: Vec<RawNic>,
+    #[serde(default)]
+    disk: Vec<RawDisk>,
+}
+
+#[derive(Deserialize)]
+struct RawDisk {
+    path: Option<String>,
+    #[serde(default)]
+    shared: bool,
 }
 
 #[derive(Deserialize)]
@@ -113,6 +124,12 @@ impl Outline {
             pin,
             required_labels: raw.required_labels,
             bridges: raw.nic.into_iter().filter_map(|nic| nic.bridge).collect(),
+            shared_paths: raw
+                .disk
+                .into_iter()
+                .filter(|disk| disk.shared)
+                .filter_map(|disk| disk.path)
+                .collect(),
         })
     }
 }

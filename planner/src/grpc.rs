@@ -110,6 +110,13 @@ impl PlannerService for Service {
         reply(self.planner.resolve_migration(request.into_inner()).await)
     }
 
+    async fn get_capacity(
+        &self,
+        request: Request<v1::CapacityRequest>,
+    ) -> Result<Response<v1::CapacityReply>, Status> {
+        reply(self.planner.capacity(&request.into_inner()).await)
+    }
+
     async fn doctor(
         &self,
         request: Request<v1::DoctorRequest>,

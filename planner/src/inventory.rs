@@ -125,6 +125,14 @@ impl Inventory {
         self.settings.get(host).cloned().unwrap_or_default()
     }
 
+    /// Returns the name that a host is shown under; its id if it never said one.
+    #[must_use]
+    pub fn display_name(&self, host: &HostId) -> String {
+        let entries = self.locked();
+        let row = entries.get(host).and_then(|entry| entry.row.as_ref());
+        row.map_or_else(|| host.to_string(), |row| row.name.clone())
+    }
+
     /// Resolves a host by id, or else by display name.
     #[must_use]
     pub fn resolve(&self, name: &str) -> Option<HostId> {

@@ -1,5 +1,6 @@
 //! The API over HTTP: the proto messages as JSON.
 
+mod capacity;
 mod error;
 mod events;
 mod extract;
@@ -28,6 +29,7 @@ type Shared = State<Arc<Planner>>;
 /// Returns all routes.
 pub fn router(planner: Arc<Planner>) -> Router {
     Router::new()
+        .route("/api/capacity", get(capacity::capacity))
         .route("/api/hosts", get(hosts))
         .route("/api/hosts/{id}", get(host))
         .route("/api/hosts/{id}/declare-dead", post(operator::declare_dead))

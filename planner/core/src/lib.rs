@@ -3,7 +3,7 @@
 //! [`migration`] is the durable state machine of one migration, [`evidence`] reads what the two
 //! agents say into its events, [`stuck`] names what an unfinished one waits for and [`progress`] how
 //! far it is. [`placement`] says where a VM should go by the figures of [`capacity`] over a
-//! [`fleet`], and [`maintenance`] where all VMs of one host would go. [`lifecycle`] says what
+//! [`fleet`], [`maintenance`] where all VMs of one host would go, and [`headroom`] what is left. [`lifecycle`] says what
 //! becomes of a host meanwhile: cordons, maintenance jobs, drains and retirements, and [`queue`] who
 //! waits for what. [`doctor`] holds what every host says against the store.
 //!
@@ -18,6 +18,7 @@ pub mod capacity;
 pub mod doctor;
 pub mod evidence;
 pub mod fleet;
+pub mod headroom;
 pub mod lifecycle;
 pub mod maintenance;
 pub mod migration;

@@ -114,15 +114,20 @@ pub(super) fn read(message: &HostReport, at: Timestamp) -> Report {
     let capacity = message.capacity.clone().unwrap_or_default();
     Report {
         at,
-        unreadable: message
-            .journal_unreadable
-            .then(|| "its journal is new, lost or broken".to_owned()),
+        unreadable: unreadable(message, &capacity.unreadable),
         total_memory: Bytes(capacity.total_memory_bytes),
         available_memory: Bytes(capacity.available_memory_bytes),
         total_cpu: MilliCpu(capacity.cpu_total_milli),
         vms: uses(&message.vms),
         capabilities: Arc::new(capabilities(message)),
     }
+}
+
+/// Says why what a host reports cannot be counted on, in its agent's words.
+fn unreadable(message: &HostReport, figures: &[String]) -> Option<String> {
+    let journal = message.journal_unreadable.then_some("its journal is new, lost or broken");
+    let why: Vec<&str> = journal.into_iter().chain(figures.iter().map(String::as_str)).collect();
+    (!why.is_empty()).then(|| why.join("; "))
 }
 
 /// Reads a host's VMs; `None` if one of them cannot be read, for then the sum means nothing.
@@ -151,6 +156,6 @@ fn capabilities(message: &HostReport) -> Capabilities {
         cpu_models: set(has.cpu_models),
         bridges: set(has.bridges),
         qemu_version: has.qemu_version,
-        shared_paths: None,
+        shared_paths: has.shared_paths.map(|shared| set(shared.paths)),
     }
 }

@@ -67,7 +67,8 @@ pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
         return reasons;
     };
     let has = &report.capabilities;
-    if let Some(wanted) = needs.architecture.as_ref().filter(|a| **a != has.architecture) {
+    let other = |wanted: &&String| !has.architecture.is_empty() && **wanted != has.architecture;
+    if let Some(wanted) = needs.architecture.as_ref().filter(other) {
         reasons.push(Reason::Architecture { wanted: wanted.clone() });
     }
     if let Some(wanted) = missing(needs.accelerator.as_ref(), &has.accelerators) {
@@ -76,7 +77,9 @@ pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
     if let Some(wanted) = missing(needs.machine_type.as_ref(), &has.machine_types) {
         reasons.push(Reason::MachineType { wanted });
     }
-    if let Some(wanted) = missing(needs.cpu_model.as_ref(), &has.cpu_models) {
+    // A QEMU that does not list its models is asked by its agent, when it comes to it.
+    let listed = needs.cpu_model.as_ref().filter(|_| !has.cpu_models.is_empty());
+    if let Some(wanted) = missing(listed, &has.cpu_models) {
         reasons.push(Reason::CpuModel { wanted });
     }
     if let Some(source) = needs.qemu_version.as_ref().filter(|v| older(&has.qemu_version, v)) {

@@ -189,6 +189,8 @@ fn a_report_of_just_the_greatest_age_still_counts() {
 fn every_reason_is_told_at_once() {
     let mut full = host("a", 1);
     report(&mut full).capabilities = Arc::new(Capabilities {
+        architecture: "x86_64".into(),
+        cpu_models: BTreeSet::from(["EPYC".into()]),
         qemu_version: "9.2.1".into(),
         shared_paths: Some(BTreeSet::from(["/share".into()])),
         ..Capabilities::default()
@@ -327,8 +329,14 @@ fn what_a_vm_needs_of_qemu_and_the_host_is_asked_of_what_the_agent_reports() {
     assert_eq!(carries(on("/images2/a.raw"), shares("/images")), ["missing_path"]);
     assert!(carries(on("/images/a.raw"), of("")).is_empty(), "unsaid is not missing");
     let model = Needs { cpu_model: Some("EPYC".into()), ..Needs::default() };
-    assert_eq!(carries(model.clone(), of("")), ["cpu_model_missing"]);
-    assert!(carries(model, Capabilities { cpu_models: set("EPYC"), ..of("") }).is_empty());
+    let models = |name: &str| Capabilities { cpu_models: set(name), ..Default::default() };
+    assert_eq!(carries(model.clone(), models("qemu64")), ["cpu_model_missing"]);
+    assert!(carries(model.clone(), models("EPYC")).is_empty());
+    assert!(carries(model, of("")).is_empty(), "unsaid is not missing");
+    let on = Needs { architecture: Some("aarch64".into()), ..Needs::default() };
+    let is = |name: &str| Capabilities { architecture: name.into(), ..Default::default() };
+    assert_eq!(carries(on.clone(), is("x86_64")), ["architecture"]);
+    assert!(carries(on, is("")).is_empty(), "unsaid is not another");
 }
 
 #[test]
