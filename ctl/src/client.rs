@@ -7,9 +7,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_proto::v1::{
-    CancelMigrationRequest, DeclareHostDeadRequest, DeleteVmReply, DeleteVmRequest, DoctorReply,
-    DoctorRequest, ErrorDetail, FenceHostRequest, GetHostRequest, GetMigrationRequest,
-    GetVmRequest, Host, ListHostsReply, ListHostsRequest, ListMigrationsReply,
+    CancelMigrationRequest, CapacityReply, CapacityRequest, DeclareHostDeadRequest, DeleteVmReply,
+    DeleteVmRequest, DoctorReply, DoctorRequest, ErrorDetail, FenceHostRequest, GetHostRequest,
+    GetMigrationRequest, GetVmRequest, Host, ListHostsReply, ListHostsRequest, ListMigrationsReply,
     ListMigrationsRequest, ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration,
     ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
 };
@@ -182,6 +182,14 @@ impl Client {
         request.set_timeout(RESOLVE_MAX);
         let reply = self.api.clone().resolve_migration(request).await;
         self.answer(operation, reply, &doubt)
+    }
+
+    pub(crate) async fn capacity(
+        &self,
+        request: CapacityRequest,
+    ) -> Result<CapacityReply, Failure> {
+        let reply = self.api.clone().get_capacity(timed(request)).await;
+        self.answer("capacity", reply, &Unanswered::Harmless)
     }
 
     pub(crate) async fn doctor(&self, vm: &str) -> Result<DoctorReply, Failure> {

@@ -1,5 +1,6 @@
 //! What can be asked for: one noun a file.
 
+pub(crate) mod capacity;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod host;

@@ -61,6 +61,9 @@ enum Command {
     /// Show, watch, cancel and resolve migrations
     #[command(subcommand)]
     Migration(command::migration::Command),
+    /// Show what the fleet has and has left, and answer whether it can lose a host, and how many more
+    /// VMs fit; exit code 3 if the host cannot be lost
+    Capacity(command::capacity::Arguments),
     /// Ask every host, hold the planner's store against the answers, and name what contradicts;
     /// exit code 0 if all is well, 6 if a human is needed
     Doctor {
@@ -99,6 +102,9 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Host(command) => command::host::run(command, &connect()?, output).await,
         Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
         Command::Migration(command) => command::migration::run(command, &connect()?, output).await,
+        Command::Capacity(arguments) => {
+            command::capacity::run(arguments, &connect()?, output).await
+        }
         Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
         Command::Completions { shell } => {

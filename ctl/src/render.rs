@@ -1,5 +1,6 @@
 //! Text for people, made from the planner's messages. Nothing here prints.
 
+pub(crate) mod capacity;
 pub(crate) mod doctor;
 pub(crate) mod host;
 pub(crate) mod migration;

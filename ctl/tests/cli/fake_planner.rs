@@ -14,6 +14,7 @@ use vmferry_proto::v1::{
     ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration, OpenHalf, ReportReply,
     ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
 };
+use vmferry_proto::v1::{CapacityReply, CapacityRequest};
 
 /// What the planner says.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,7 @@ pub(crate) struct Answers {
     pub(crate) halves: Vec<OpenHalf>,
     pub(crate) deleted: DeleteVmReply,
     pub(crate) doctor: DoctorReply,
+    pub(crate) capacity: CapacityReply,
 }
 
 /// When a stream of states ends.
@@ -51,6 +53,7 @@ pub(crate) struct Asked {
     pub(crate) vms: usize,
     pub(crate) watched: usize,
     pub(crate) cancelled: Vec<String>,
+    pub(crate) capacity: Vec<CapacityRequest>,
     pub(crate) declared: Vec<DeclareHostDeadRequest>,
     pub(crate) resolved: Vec<ResolveMigrationRequest>,
     pub(crate) migrated: Vec<MigrateVmRequest>,
@@ -159,6 +162,13 @@ impl Planner for Service {
         self.reply(|asked| {
             asked.resolved.push(request.into_inner());
             self.first_state()
+        })
+    }
+
+    async fn get_capacity(&self, request: Request<CapacityRequest>) -> Reply<CapacityReply> {
+        self.reply(|asked| {
+            asked.capacity.push(request.into_inner());
+            self.answers.capacity.clone()
         })
     }
 

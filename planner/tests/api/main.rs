@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod bench;
 #[cfg(test)]
+mod capacity;
+#[cfg(test)]
 mod crashes;
 #[cfg(test)]
 mod fleet;

@@ -13,13 +13,13 @@ use crate::world::{Pace, Silence, World};
 const HOSTS: [&str; 2] = ["a", "b"];
 
 /// A database of a test's own, and the way to the server that has it.
-struct Database {
+pub(crate) struct Database {
     name: String,
     server: String,
 }
 
 impl Database {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let server = std::env::var("VMFERRY_TEST_POSTGRES").expect(
             "VMFERRY_TEST_POSTGRES names no server; run the tests as `scripts/with-postgres cargo nextest run …`",
         );
@@ -29,7 +29,7 @@ impl Database {
         database
     }
 
-    fn url(&self) -> StoreUrl {
+    pub(crate) fn url(&self) -> StoreUrl {
         let url = self.server.replacen("/postgres?", &format!("/{}?", self.name), 1);
         StoreUrl::postgres(&url).unwrap()
     }
