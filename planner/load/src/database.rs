@@ -20,6 +20,17 @@ pub enum Kind {
     Postgres,
 }
 
+impl Kind {
+    /// Returns its name.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+        }
+    }
+}
+
 /// The store of one trial.
 #[derive(Debug)]
 pub struct Database {
@@ -129,6 +140,41 @@ impl Database {
                     .execute(pool)
                     .await
                     .context("watch the tables")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes VMs that run, so many on each of the hosts `host-00000` and on.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tables are not there yet.
+    pub async fn fill_vms(&self, hosts: u32, vms_per_host: u32) -> Result<()> {
+        let last = u64::from(hosts) * u64::from(vms_per_host);
+        let columns = "INSERT INTO vms (id, name, host, power, generation, claim, error, definition, \
+                       resolved_machine, memory_bytes, cpu_milli, updated_ms)";
+        let values = "'running', 1, 1, '', 'as reported', 'pc-q35-10.0', 4294967296, 2000, 0";
+        match &self.server {
+            Server::Sqlite(path) => {
+                let pool = sqlite(path).await?;
+                let done = sqlx::raw_sql(AssertSqlSafe(format!(
+                    "{columns} WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE \
+                     i + 1 < {last}) SELECT '00000000-0000-4000-8000-' || printf('%012x', i), \
+                     'vm-' || i, 'host-' || printf('%05d', i / {vms_per_host}), {values} FROM n"
+                )))
+                .execute(&pool)
+                .await;
+                pool.close().await;
+                done.context("write VMs")?;
+            }
+            Server::Postgres { pool, .. } => {
+                let text = format!(
+                    "{columns} SELECT '00000000-0000-4000-8000-' || lpad(to_hex(i), 12, '0'), \
+                     'vm-' || i, 'host-' || lpad((i / {vms_per_host})::text, 5, '0'), {values} \
+                     FROM generate_series(0, {last} - 1) i; ANALYZE vms"
+                );
+                run(pool, &text).await?;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! gRPC on loopback; the planners are the built binary, killed or stopped and continued while they
 //! drive. What a planner does wrong shows at the simulated hosts at once, or in the store at the end.
 
+pub mod admission;
 pub mod agent;
 pub mod binaries;
 pub mod caller;

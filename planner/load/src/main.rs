@@ -23,6 +23,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// One planner admits VMs while thousands of hosts report to it
+    Admission(AdmissionArguments),
     /// Planners on one store move VMs while they are killed, or stopped and continued
     TwoPlanners(Arguments),
 }
@@ -81,6 +83,34 @@ struct Arguments {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct AdmissionArguments {
+    /// Where vmferry-planner is [default: beside this program]
+    #[arg(long)]
+    bin_dir: Option<PathBuf>,
+    /// The store: a database of its own on the server of VMFERRY_TEST_POSTGRES, or a file
+    #[arg(long, value_enum, default_value = "sqlite")]
+    store: Store,
+    /// How many hosts report
+    #[arg(long, default_value_t = 10_000)]
+    hosts: u32,
+    /// How many VMs each has
+    #[arg(long, default_value_t = 20)]
+    vms_per_host: u32,
+    /// The time between two reports of a host, in milliseconds
+    #[arg(long, default_value_t = 5_000)]
+    interval_ms: u64,
+    /// How many VMs are asked for in a second
+    #[arg(long, default_value_t = 20)]
+    per_second: u32,
+    /// For how many seconds
+    #[arg(long, default_value_t = 30)]
+    seconds: u32,
+    /// Print the figures as one JSON object in the last line
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Store {
     Sqlite,
@@ -100,8 +130,11 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    let Cli { command: Command::TwoPlanners(arguments) } = Cli::parse();
-    match run(&arguments) {
+    let ended = match Cli::parse().command {
+        Command::TwoPlanners(arguments) => run(&arguments),
+        Command::Admission(arguments) => admission(&arguments),
+    };
+    match ended {
         Ok(code) => code,
         Err(error) => {
             complain(&format!("vmferry-load: {error:#}"));
@@ -135,6 +168,32 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         say(&summary.json().to_string());
     }
     Ok(if summary.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn admission(arguments: &AdmissionArguments) -> Result<ExitCode> {
+    let plan = vmferry_load::admission::Plan {
+        planner: binaries::planner(arguments.bin_dir.as_deref())?,
+        store: match arguments.store {
+            Store::Sqlite => Kind::Sqlite,
+            Store::Postgres => Kind::Postgres,
+        },
+        hosts: arguments.hosts,
+        vms_per_host: arguments.vms_per_host,
+        interval: Duration::from_millis(arguments.interval_ms),
+        per_second: arguments.per_second,
+        seconds: arguments.seconds,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let figures = runtime.block_on(vmferry_load::admission::run(&plan))?;
+    say(&figures.told());
+    if arguments.json {
+        say(&figures.json().to_string());
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn plan(arguments: &Arguments) -> Result<Plan> {

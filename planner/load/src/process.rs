@@ -86,6 +86,12 @@ impl PlannerProcess {
         &self.log
     }
 
+    /// Returns its process id while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
     /// Starts it, under a name of its own in the database's sessions.
     ///
     /// # Errors
