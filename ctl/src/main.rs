@@ -52,7 +52,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show hosts, and say which is dead
+    /// Show hosts, close, empty and retire them, and say which is dead
     #[command(subcommand)]
     Host(command::host::Command),
     /// Show, start, stop, move and delete VMs
@@ -61,6 +61,8 @@ enum Command {
     /// Show, watch, cancel and resolve migrations
     #[command(subcommand)]
     Migration(command::migration::Command),
+    /// List what waits for room: migrations and starts, in the order in which they are tried
+    Queue,
     /// Ask every host, hold the planner's store against the answers, and name what contradicts;
     /// exit code 0 if all is well, 6 if a human is needed
     Doctor {
@@ -99,6 +101,7 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Host(command) => command::host::run(command, &connect()?, output).await,
         Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
         Command::Migration(command) => command::migration::run(command, &connect()?, output).await,
+        Command::Queue => command::queue::run(&connect()?, output).await,
         Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
         Command::Completions { shell } => {

@@ -1,6 +1,7 @@
 //! Text for people, made from the planner's messages. Nothing here prints.
 
 pub(crate) mod doctor;
+pub(crate) mod emptying;
 pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod quantity;

@@ -2,11 +2,13 @@
 
 mod doctor;
 mod hosts;
+mod lifecycle;
 mod migrate;
 mod power;
 mod read;
 mod resolve;
 
+use vmferry_planner_core::lifecycle::request::Denied;
 use vmferry_planner_core::migration::{Blocker, Refusal};
 use vmferry_types::{HostId, MigrationId, VmId};
 
@@ -87,6 +89,21 @@ pub enum ApiError {
         /// The real text.
         error: String,
     },
+    /// Something else has the host: it is named.
+    #[error(transparent)]
+    HostHeld(#[from] Denied),
+    /// A job or drain is in a phase that does not allow it.
+    #[error("{kind} {id} is {phase}: it cannot {what} now")]
+    NotInPhase {
+        /// What was asked.
+        what: &'static str,
+        /// What kind of emptying it is.
+        kind: &'static str,
+        /// Its id.
+        id: String,
+        /// Its phase.
+        phase: &'static str,
+    },
     /// The fence command proved nothing.
     #[error(
         "the fence command for host {host} failed, which proves nothing: {how}{}",
@@ -154,6 +171,8 @@ impl ApiError {
             Self::Taken { .. } => "taken",
             Self::TooLate { .. } => "too_late",
             Self::Failed { .. } => "failed",
+            Self::HostHeld(denied) => denied.code(),
+            Self::NotInPhase { .. } => "not_in_phase",
             Self::FenceFailed { .. } => "fence_failed",
             Self::Agent(AgentError::Unreachable { .. }) => "not_connected",
             Self::Agent(AgentError::Refused { detail, .. }) => {
@@ -177,6 +196,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(AgentError::Refused { .. }) => Kind::Conflict,
             Self::NotAdmitted(refused) if refused.is_transient() => Kind::Capacity,
@@ -200,6 +221,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => "",
@@ -218,6 +241,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => &[],

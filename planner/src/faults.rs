@@ -6,7 +6,10 @@
 
 use std::path::PathBuf;
 
+use vmferry_planner_core::lifecycle::{Emptying, drain, job};
 use vmferry_planner_core::migration::{Back, Entry, Migration, Phase, Stage, Switchover};
+
+use crate::store::EmptyingChange;
 
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +72,42 @@ pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str>
         last = name;
     }
     points
+}
+
+/// Names the points around a commit of what empties a host: one for each phase that it enters.
+pub(crate) fn emptying_points(before: &Emptying, changes: &[EmptyingChange]) -> Vec<&'static str> {
+    let mut points = Vec::new();
+    let mut last = emptying_point(before);
+    for change in changes {
+        let name = emptying_point(&change.after);
+        if name != last {
+            points.push(name);
+        }
+        last = name;
+    }
+    points
+}
+
+fn emptying_point(emptying: &Emptying) -> &'static str {
+    match emptying {
+        Emptying::Job(job) => match job.phase {
+            job::Phase::Planned | job::Phase::Blocked => "job_planned",
+            job::Phase::Running => "job_running",
+            job::Phase::Verifying { .. } => "job_verifying",
+            job::Phase::Stopping { .. } => "job_stopping",
+            job::Phase::Maintenance { .. } => "job_maintenance",
+            job::Phase::Completed { .. } => "job_completed",
+            job::Phase::Failed { .. } => "job_failed",
+            job::Phase::Cancelled { .. } => "job_cancelled",
+        },
+        Emptying::Drain(drain) => match drain.phase {
+            drain::Phase::Emptying => "drain_emptying",
+            drain::Phase::Empty { .. } => "drain_empty",
+            drain::Phase::Granted { .. } => "drain_granted",
+            drain::Phase::Cancelled { .. } => "drain_cancelled",
+            drain::Phase::Died { .. } => "drain_died",
+        },
+    }
 }
 
 fn point(migration: &Migration) -> &'static str {

@@ -22,6 +22,7 @@ pub use fleet::{held, snapshot};
 pub use truth::{Doubted, EndedBy};
 
 use crate::agents::rpc::Directory;
+use crate::clock;
 use crate::config::{Config, HostSettings};
 use crate::store::{HostRow, SavedHost, Store, StoreError, VmRow};
 
@@ -306,11 +307,20 @@ impl Inventory {
                 self.locked().entry(host.clone()).or_default().row = Some(row);
                 Ok(None)
             }
+            SavedHost::Deleted { at } => Ok(Some(format!(
+                "host {host} was deleted {}; stop its agent. Once the machine has been booted anew it may come back as a new host",
+                clock::rfc3339(at)
+            ))),
             SavedHost::NameTaken { by } => Ok(Some(format!(
                 "host {host} reports the display name `{}`, which host {by} has; give one of the two another `name`",
                 row.name
             ))),
         }
+    }
+
+    /// Forgets a host that was deleted.
+    pub fn forget(&self, host: &HostId) {
+        self.locked().remove(host);
     }
 
     fn keep(&self, host: &HostId, report: Arc<HostReport>, now: Timestamp) {

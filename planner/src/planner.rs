@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
+use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_types::{MigrationId, RequestId, Timestamp, VmId};
 
 use crate::agents::Agents;
@@ -50,17 +51,30 @@ pub struct Planner {
     pub room: Notify,
     /// Whether a migration waits in the queue, as the reconciler last saw it.
     pub queue_waits: AtomicBool,
-    drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
+    drivers: Mutex<BTreeMap<u128, Arc<Notify>>>,
     power: watch::Sender<u64>,
+    hosts: watch::Sender<u64>,
 }
 
-/// What kind of admission a driver is for.
+/// What a driver is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drives {
     /// A migration.
-    Migration,
+    Migration(MigrationId),
     /// A start or a stop.
-    Power,
+    Power(MigrationId),
+    /// A maintenance job, a drain or a retirement.
+    Emptying(EmptyingId),
+}
+
+impl Drives {
+    /// Returns the number behind the id; no two rows share one.
+    const fn key(self) -> u128 {
+        match self {
+            Self::Migration(id) | Self::Power(id) => id.as_u128(),
+            Self::Emptying(id) => id.as_u128(),
+        }
+    }
 }
 
 impl Planner {
@@ -76,6 +90,7 @@ impl Planner {
             queue_waits: AtomicBool::new(false),
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,
+            hosts: watch::channel(0).0,
         })
     }
 
@@ -85,32 +100,55 @@ impl Planner {
         self.parts.store.as_ref()
     }
 
-    /// Makes sure that an open admission has a driver in this process.
-    pub fn drive(self: &Arc<Self>, id: MigrationId, kind: Drives) {
+    /// Makes sure that an open row has a driver in this process.
+    pub fn drive(self: &Arc<Self>, what: Drives) {
         let nudge = Arc::new(Notify::new());
+        let key = what.key();
         {
             let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-            if drivers.contains_key(&id) {
+            if drivers.contains_key(&key) {
                 return;
             }
-            drivers.insert(id, Arc::clone(&nudge));
+            drivers.insert(key, Arc::clone(&nudge));
         }
-        let registration = Registration { planner: Arc::clone(self), id };
+        let registration = Registration { planner: Arc::clone(self), key };
         let planner = Arc::clone(self);
         self.parts.shutdown.spawn(async move {
             // Dropped however the task ends, so that the reconciler can give the row a new driver.
             let _registration = registration;
-            match kind {
-                Drives::Migration => driver::migration::drive(&planner, id, &nudge).await,
-                Drives::Power => driver::power::drive(&planner, id).await,
+            match what {
+                Drives::Migration(id) => driver::migration::drive(&planner, id, &nudge).await,
+                Drives::Power(id) => driver::power::drive(&planner, id).await,
+                Drives::Emptying(id) => driver::emptying::drive(&planner, id, &nudge).await,
             }
         });
+    }
+
+    /// Tells the driver of an emptying, if it is in this process, that the row has changed.
+    pub fn nudge_emptying(&self, id: EmptyingId) {
+        let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nudge) = drivers.get(&id.as_u128()) {
+            nudge.notify_one();
+        }
+        drop(drivers);
+        self.hosts_changed();
+    }
+
+    /// Rings for everyone who waits for something to end or for a host to change.
+    pub fn hosts_changed(&self) {
+        self.hosts.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Subscribes to ends of migrations and changes of hosts.
+    #[must_use]
+    pub fn host_changes(&self) -> watch::Receiver<u64> {
+        self.hosts.subscribe()
     }
 
     /// Tells the driver of a migration, if it is in this process, that the row has changed.
     pub fn nudge(&self, id: MigrationId) {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(nudge) = drivers.get(&id) {
+        if let Some(nudge) = drivers.get(&id.as_u128()) {
             nudge.notify_one();
         }
         drop(drivers);
@@ -144,7 +182,7 @@ impl Planner {
 
 struct Registration {
     planner: Arc<Planner>,
-    id: MigrationId,
+    key: u128,
 }
 
 impl Drop for Registration {
@@ -152,7 +190,7 @@ impl Drop for Registration {
         // The reconciler finds the row without a driver at its next tick. Not at once: whoever holds
         // the row, or whatever keeps the store from answering, would be asked without a pause.
         let mut drivers = self.planner.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        drivers.remove(&self.id);
+        drivers.remove(&self.key);
     }
 }
 

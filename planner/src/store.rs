@@ -10,19 +10,26 @@ pub mod contract;
 pub mod rows;
 pub mod sql;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use vmferry_planner_core::fleet::Lifecycle;
+use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::Refusal;
-use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+use vmferry_planner_core::queue::Ranking;
+use vmferry_planner_core::queue::slot::Limits;
+use vmferry_types::{Claim, HostId, MigrationId, Seq, Timestamp, VmId};
 
 pub use rows::{
-    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, DeclarationKind, Declared,
-    Defined, Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
-    NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Request, Reservation, Room, SavedHost, TakeOver, TakePower, Tombstone, VmRow,
-    check_changes,
+    Admission, AdmitPower, Adopted, AskHost, BegunFor, Change, Commit, Cordon, Declaration,
+    DeclarationKind, Declared, Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow,
+    EmptyingNotes, EmptyingRow, Ends, Filter, Followed, FromQueue, Grant, Granted, HostAnswer,
+    HostDone, HostRow, LogRow, Lost, MigrationRow, NewEmptying, NewMigration, NewPower, Notes,
+    OnlyDriven, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart,
+    Refused, Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying,
+    TakeOver, TakePower, Tombstone, VmRow, check_changes, slot_of,
 };
 
 /// Says why the store could not do what it was asked.
@@ -108,6 +115,12 @@ pub enum StoreError {
         /// Why.
         source: Refusal,
     },
+    /// The same of what empties a host.
+    #[error("store: the emptying of a host does not take what was decided for it")]
+    Emptying {
+        /// Why.
+        source: vmferry_planner_core::lifecycle::Refusal,
+    },
     /// An open migration's VM belongs to no or another admission.
     #[error("store: migration {migration} is open, but its VM is not given to it")]
     Orphan {
@@ -154,6 +167,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
 
     /// Reads every VM that is not deleted.
     fn vms(&self) -> Stored<'_, Vec<VmRow>>;
+    /// Reads the VMs that a host owns, or owned last.
+    fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>>;
     /// Reads one VM.
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>>;
     /// Reads the VMs of a name; more than one only if several were adopted so.
@@ -182,6 +197,71 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn cordon<'a>(&'a self, cordon: &'a Cordon) -> Stored<'a, ()>;
     /// Lets go of what an owner held.
     fn uncordon<'a>(&'a self, host: &'a HostId, owner: &'a str) -> Stored<'a, ()>;
+    /// Reads what hosts are to everyone else for the sake of what empties them; one that is not
+    /// named is active.
+    fn lifecycles(&self) -> Stored<'_, BTreeMap<HostId, Lifecycle>>;
+
+    /// Does what is asked of a host, or says what is there first; all under the host's lock.
+    fn ask_host<'a>(&'a self, ask: &'a AskHost, now_us: u64) -> Stored<'a, HostAnswer>;
+    /// Reads one maintenance job, drain or retirement.
+    fn emptying(&self, id: EmptyingId) -> Stored<'_, Option<EmptyingRow>>;
+    /// Reads those, the newest first.
+    fn emptyings<'a>(&'a self, filter: &'a EmptyingFilter) -> Stored<'a, Vec<EmptyingRow>>;
+    /// Reads what happened to one, in order.
+    fn emptying_log(&self, id: EmptyingId) -> Stored<'_, Vec<EmptyingLogRow>>;
+    /// Makes `owner` its driver, under the next claim.
+    fn take_over_emptying<'a>(
+        &'a self,
+        id: EmptyingId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeEmptying>;
+    /// Keeps its lease; `false` if it is another's by now.
+    fn renew_emptying_lease<'a>(
+        &'a self,
+        row: &'a EmptyingRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool>;
+    /// Writes changes with the cordon that follows from them, or nothing.
+    fn commit_emptying<'a>(
+        &'a self,
+        before: &'a EmptyingRow,
+        changes: &'a [EmptyingChange],
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<EmptyingRow>>>;
+
+    /// Takes, or keeps, the slot that a migration needs before its memory crosses.
+    fn take_slot<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        limits: &'a Limits,
+        ranking: &'a Ranking,
+        now: Timestamp,
+    ) -> Stored<'a, Slot>;
+
+    /// Lets a start wait for room, or says why not.
+    fn queue_start<'a>(&'a self, new: &'a QueuedStart, now: Timestamp) -> Stored<'a, QueueStart>;
+    /// Reads the starts that wait.
+    fn queued_starts(&self) -> Stored<'_, Vec<QueuedStart>>;
+    /// Reads a start that waits, or waited.
+    fn queued_start(&self, id: MigrationId) -> Stored<'_, Option<QueuedStart>>;
+    /// Writes why a start waits still; `false` if it does not any more.
+    fn note_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        note: &'a str,
+    ) -> Stored<'a, bool>;
+    /// Ends the wait of a start without one; `false` if it had ended.
+    fn end_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        outcome: &'a str,
+        now_us: u64,
+    ) -> Stored<'a, bool>;
 
     /// Admits a migration, queues it, or says why not; all under the write lock.
     fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission>;

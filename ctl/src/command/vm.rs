@@ -53,6 +53,9 @@ pub(crate) struct StartArgs {
     /// Start it on this host; without, the planner chooses
     #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     on: String,
+    /// How long it may wait for room [default: the planner's own limit, 2h]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    queue_deadline: Option<Duration>,
     #[command(flatten)]
     request: RequestArgs,
     #[command(flatten)]
@@ -217,7 +220,9 @@ async fn start(client: &Client, output: &Output, args: &StartArgs) -> Result<(),
     };
     let host = args.on.clone();
     let request_id = args.request.id();
-    let request = StartVmRequest { vm, definition, host, request_id, wait_ms: 0 };
+    let queue_deadline_ms = args.queue_deadline.map_or(0, whole_millis);
+    let request =
+        StartVmRequest { vm, definition, host, request_id, wait_ms: 0, queue_deadline_ms };
     let vm = client.start_vm(&operation, request).await?;
     settle(client, output, &operation, vm, &args.wait).await
 }
@@ -273,6 +278,9 @@ async fn settle(
 
 /// Returns the power that a VM under way to it will have; `None` if it is not under way.
 fn goal(vm: &Vm) -> Option<PowerState> {
+    if vm.queued.is_some() {
+        return Some(PowerState::Running);
+    }
     match PowerState::from_label(&vm.power) {
         Some(PowerState::Starting) => Some(PowerState::Running),
         Some(PowerState::Stopping) => Some(PowerState::Stopped),

@@ -199,7 +199,7 @@ fn blocked(host: &HostId, code: &str, message: String) -> ApiError {
 }
 
 /// Takes a line for people as it is, if it is one.
-fn text(field: &'static str, text: &str) -> Result<String, ApiError> {
+pub(super) fn text(field: &'static str, text: &str) -> Result<String, ApiError> {
     if text.len() > TEXT_BYTES_MAX {
         let problem = format!("is longer than {TEXT_BYTES_MAX} bytes");
         return Err(ApiError::Invalid { field, problem });

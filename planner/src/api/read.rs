@@ -132,8 +132,7 @@ impl Planner {
         let open = if asked.open || asked.stuck { OnlyOpen::Open } else { OnlyOpen::All };
         let limit = if asked.limit == 0 { LIST_LIMIT } else { asked.limit };
         let rows = self.store().migrations(&Filter { vm, open, limit }).await?;
-        let mut migrations: Vec<v1::Migration> =
-            rows.iter().map(|row| view::summary(self, row)).collect();
+        let mut migrations = view::summaries(self, &rows).await?;
         if asked.stuck {
             migrations.retain(|migration| migration.stuck.is_some());
         }

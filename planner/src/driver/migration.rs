@@ -1,5 +1,6 @@
 //! Drives one migration.
 
+mod link;
 mod notes;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use vmferry_planner_core::migration::{Blocker, Effect, Event, Phase, Refusal, Si
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
 use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, Timestamp};
 
+use self::link::Link;
 use super::Backoff;
 use super::command::{Command, command, host_of, listener};
 use super::seen::{dead, heed_death, seen};
@@ -64,6 +66,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
             Ok(Outcome::Ended) => {
                 planner.live.end(id);
                 planner.wake.notify_one();
+                planner.hosts_changed();
                 return;
             }
             Ok(Outcome::Superseded) => return,
@@ -134,6 +137,7 @@ struct Run<'a> {
     trouble: Option<String>,
     /// The ends whose hosts are dead, as they were heeded last: nothing rests on another word.
     dead: Dead,
+    link: Link,
 }
 
 /// By what word each end's host is dead, if it is.
@@ -176,6 +180,7 @@ impl<'a> Run<'a> {
             progress: false,
             trouble: None,
             dead: Dead::default(),
+            link: Link::AskedAt(now),
             row,
         })
     }
@@ -237,12 +242,12 @@ impl<'a> Run<'a> {
                     Applied::Moved | Applied::Reread => {}
                     Applied::Superseded => return Ok(Some(Outcome::Superseded)),
                     Applied::Nothing => {
-                        self.launch(&sides);
+                        self.go_on(&sides).await?;
                         return Ok(None);
                     }
                 },
                 None => {
-                    self.launch(&sides);
+                    self.go_on(&sides).await?;
                     return Ok(None);
                 }
             }
@@ -414,6 +419,14 @@ impl<'a> Run<'a> {
         self.lease_due = now + self.planner.lease_renewal();
         let until = self.planner.lease_until();
         self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
+    }
+
+    /// Sends what is owed, once there is a link for it.
+    async fn go_on(&mut self, sides: &Sides) -> Result<(), StoreError> {
+        if self.has_link().await? {
+            self.launch(sides);
+        }
+        Ok(())
     }
 
     /// Sends what is owed, unless it is under way, was just answered, or has to wait.

@@ -127,7 +127,10 @@ impl Inventory {
     ///
     /// Fails if the store does.
     pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
-        for row in store.hosts().await? {
+        let rows = store.hosts().await?;
+        // What is gone from the store was deleted. One that lives introduces itself again.
+        self.locked().retain(|id, _| rows.iter().any(|row| row.id == *id));
+        for row in rows {
             let mut entries = self.locked();
             let entry = entries.entry(row.id.clone()).or_default();
             match &mut entry.row {

@@ -13,7 +13,7 @@ use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::{KnownHost, Worth, snapshot};
 use crate::planner::Planner;
-use crate::store::{HostRow, VmRow};
+use crate::store::{Cordon, EmptyingFilter, EmptyingRow, HostRow, VmRow};
 
 /// Shows all hosts, with their VMs.
 ///
@@ -32,6 +32,8 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
             vms.entry(host.clone()).or_default().push(shown);
         }
     }
+    let cordons = planner.store().cordons(fleet.now).await?;
+    let emptyings = newest(planner).await?;
     let mut shown = Vec::new();
     for (row, heard) in parts.inventory.hosts() {
         let Some(host) = fleet.hosts.get(&row.id) else { continue };
@@ -40,9 +42,56 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
             message.orphans.extend(deleted(planner, &heard.report, &rows).await?);
         }
         message.vms = vms.remove(&row.id).unwrap_or_default();
+        message.lifecycle = host.policy.lifecycle.label().to_owned();
+        message.cordons = cordons.iter().filter(|of| of.host == row.id).map(cordon).collect();
+        if let Some(row) = emptyings.get(&row.id) {
+            message.emptying = Some(super::emptying(planner, row).await?);
+        }
+        message.story = story(&message);
         shown.push(message);
     }
     Ok(shown)
+}
+
+/// Returns what empties each host, or did last.
+async fn newest(planner: &Planner) -> Result<BTreeMap<HostId, EmptyingRow>, ApiError> {
+    let mut newest = BTreeMap::new();
+    for row in planner.store().emptyings(&EmptyingFilter::default()).await? {
+        // A plan that nobody carried out does not hide what is being carried out.
+        let host = row.emptying.host().clone();
+        newest.entry(host).or_insert(row);
+    }
+    Ok(newest)
+}
+
+fn cordon(of: &Cordon) -> v1::Cordon {
+    v1::Cordon {
+        owner: of.owner.clone(),
+        reason: of.reason.clone(),
+        since: clock::rfc3339(of.since),
+        expires: of.expires.map(clock::rfc3339).unwrap_or_default(),
+    }
+}
+
+/// Tells how a host stands, in a few sentences.
+fn story(host: &v1::Host) -> Vec<String> {
+    let mut story = Vec::new();
+    story.push(match (host.status.as_str(), host.blockers.is_empty()) {
+        (_, true) => "it takes placements".to_owned(),
+        (status, false) => format!("it is {status} and takes no placements"),
+    });
+    for cordon in &host.cordons {
+        let until = match cordon.expires.as_str() {
+            "" => String::new(),
+            at => format!(", until {at}"),
+        };
+        let (owner, since, reason) = (&cordon.owner, &cordon.since, &cordon.reason);
+        story.push(format!("cordoned by {owner} since {since}{until}: {reason}"));
+    }
+    if let Some(emptying) = &host.emptying {
+        story.extend(super::story(emptying));
+    }
+    story
 }
 
 /// Names what a host has of VMs that were deleted: it is never adopted, and never removed by itself.

@@ -97,8 +97,8 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     sqlx::query(
         "INSERT INTO migrations (id, request_id, vm_id, vm_name, source, destination, phase,
                                  generation, claim, seq, lease_until_ms, created_us, updated_us,
-                                 record)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13)",
+                                 record, priority)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13, $14)",
     )
     .bind(migration.id.to_string())
     .bind(&row.request)
@@ -113,6 +113,7 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     .bind(int(row.created_us))
     .bind(int(row.updated_us))
     .bind(record_text(migration, &row.notes)?)
+    .bind(row.notes.sake.priority.label())
     .execute(tx.connection())
     .await
     .map_err(sql("write a migration"))?;
@@ -427,6 +428,7 @@ impl SqlStore {
         for statement in [
             "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
             "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
+            "UPDATE emptyings SET lease_owner = NULL, lease_until_ms = 0 WHERE driven = 1",
         ] {
             sqlx::query(statement).execute(&self.writer).await.map_err(sql("end leases"))?;
         }

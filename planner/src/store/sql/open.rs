@@ -40,6 +40,7 @@ pub(super) const SCHEMA: &[(i64, &str, &str)] = &[
         "declarations and tombstones",
         include_str!("../../../migrations/0002_declarations_and_tombstones.sql"),
     ),
+    (3, "emptying and queue", include_str!("../../../migrations/0003_emptying_and_queue.sql")),
 ];
 
 impl SqlStore {

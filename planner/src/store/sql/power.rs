@@ -6,11 +6,12 @@ use vmferry_types::{Claim, Generation, MigrationId, PowerState, Seq, Timestamp};
 
 use super::fleet::{close_reservations, reservations_locked, reserve, vm_locked, write_vm};
 use super::hosts::cordoned_locked;
+use super::queue::leave_queue;
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
-    AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
-    Reservation, StoreError, TakePower, VmRow,
+    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+    Refused, Reservation, StoreError, TakePower, VmRow,
 };
 
 macro_rules! select_power {
@@ -80,8 +81,14 @@ enum Gate {
 
 /// Decides under the lock whether a VM may be started or stopped; `None` if it may.
 fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> Option<Refused> {
-    if let Some(admission) = vm.admission {
-        return Some(Refused::InFlight { admission });
+    let waited = match new.from_queue {
+        FromQueue::No => None,
+        FromQueue::Yes => Some(new.id),
+    };
+    if vm.admission != waited {
+        return Some(vm.admission.map_or(Refused::Power { power: vm.power }, |admission| {
+            Refused::InFlight { admission }
+        }));
     }
     match (new.kind, vm.power) {
         (PowerKind::Start, PowerState::Stopped | PowerState::Lost)
@@ -125,6 +132,9 @@ impl SqlStore {
         let reserved = reservations_locked(&mut tx, &new.host).await?;
         if let Some(refused) = refusal(new, &vm, gate, &reserved) {
             return Ok(AdmitPower::Refused(refused));
+        }
+        if new.from_queue == FromQueue::Yes && !leave_queue(&mut tx, new.id, now_us).await? {
+            return Ok(AdmitPower::Refused(Refused::InFlight { admission: new.id }));
         }
         let record = PowerRecord {
             how: new.how.clone(),
