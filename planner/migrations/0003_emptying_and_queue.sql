@@ -20,6 +20,7 @@ CREATE TABLE emptyings (
     record         TEXT   NOT NULL
 );
 CREATE INDEX emptyings_by_host ON emptyings (host, created_us);
+CREATE INDEX emptyings_open ON emptyings (created_us) WHERE ended_us IS NULL;
 CREATE INDEX emptyings_driven ON emptyings (created_us) WHERE driven = 1;
 
 -- One row an event, in the transaction of the row that it led to.

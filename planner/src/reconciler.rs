@@ -14,7 +14,7 @@ use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Timestamp};
 use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
-use crate::store::{EmptyingFilter, Filter, OnlyDriven, OnlyOpen, Sharing, StoreError};
+use crate::store::{EmptyingFilter, Filter, OnlyOpen, Sharing, StoreError, Which};
 use crate::sweep;
 use crate::telemetry::Chain;
 
@@ -81,7 +81,7 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
             planner.drive(Drives::Power(action.id));
         }
     }
-    let driven = EmptyingFilter { driven: OnlyDriven::Driven, ..EmptyingFilter::default() };
+    let driven = EmptyingFilter { which: Which::Driven, ..EmptyingFilter::default() };
     for row in planner.store().emptyings(&driven).await? {
         if free(row.lease_owner.as_ref(), row.lease_until) {
             planner.drive(Drives::Emptying(row.id()));

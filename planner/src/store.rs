@@ -27,9 +27,9 @@ pub use rows::{
     DeclarationKind, Declared, Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow,
     EmptyingNotes, EmptyingRow, Ends, Filter, Followed, FromQueue, Grant, Granted, HostAnswer,
     HostDone, HostRow, LogRow, Lost, MigrationRow, NewEmptying, NewMigration, NewPower, Notes,
-    OnlyDriven, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart,
-    Refused, Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying,
-    TakeOver, TakePower, Tombstone, VmRow, check_changes, slot_of,
+    OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart, Refused,
+    Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying, TakeOver,
+    TakePower, Tombstone, VmRow, Which, check_changes, slot_of,
 };
 
 /// Says why the store could not do what it was asked.

@@ -14,7 +14,7 @@ use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId, PowerState, Role};
 
 pub use emptying::{emptying, emptying_with_log, story};
-pub use host::hosts;
+pub use host::{hosts, with_past};
 pub use migration::{migration, still_ms, stuck, summaries, summary};
 pub use queue::queue;
 

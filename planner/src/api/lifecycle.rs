@@ -17,7 +17,7 @@ use crate::driver::emptying::facts;
 use crate::planner::{Drives, Planner};
 use crate::store::{
     AskHost, Commit, Cordon, EmptyingChange, EmptyingFilter, EmptyingRow, HostAnswer, HostDone,
-    NewEmptying, OnlyDriven, VmRow,
+    NewEmptying, VmRow, Which,
 };
 use crate::{clock, plan, view};
 
@@ -328,11 +328,11 @@ impl Planner {
                 problem: format!("`{label}` is none of maintenance, drain, retire"),
             })?),
         };
-        let filter = EmptyingFilter { host, driven: OnlyDriven::All };
+        let which = if asked.open { Which::Open } else { Which::All };
+        let filter = EmptyingFilter { host, which };
         let mut emptyings = Vec::new();
         for row in self.store().emptyings(&filter).await? {
-            let wanted = kind.is_none_or(|kind| row.emptying.kind() == kind);
-            if wanted && !(asked.open && row.ended_us.is_some()) {
+            if kind.is_none_or(|kind| row.emptying.kind() == kind) {
                 emptyings.push(view::emptying(self, &row).await?);
             }
         }

@@ -85,11 +85,9 @@ impl Planner {
     pub async fn get_host(&self, name: &str) -> Result<v1::Host, ApiError> {
         let id = self.resolve_host("host", name)?;
         let not_found = || ApiError::NotFound { kind: "host", name: name.to_owned() };
-        view::hosts(self)
-            .await?
-            .into_iter()
-            .find(|host| host.id == id.as_str())
-            .ok_or_else(not_found)
+        let all = view::hosts(self).await?;
+        let host = all.into_iter().find(|host| host.id == id.as_str()).ok_or_else(not_found)?;
+        view::with_past(self, host).await
     }
 
     /// Lists VMs, of all hosts or one.

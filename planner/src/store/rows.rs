@@ -19,7 +19,7 @@ use vmferry_types::{
 
 pub use self::emptying::{
     AskHost, BegunFor, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingNotes, EmptyingRow,
-    HostAnswer, HostDone, NewEmptying, OnlyDriven, TakeEmptying,
+    HostAnswer, HostDone, NewEmptying, TakeEmptying, Which,
 };
 pub use self::power::{
     AdmitPower, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use vmferry_planner_core::capacity::figures;
-use vmferry_planner_core::fleet::{Availability, Fleet, Host};
+use vmferry_planner_core::fleet::{Availability, Fleet, Host, Lifecycle};
 use vmferry_planner_core::placement::closed_because;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Role, VmId};
@@ -13,7 +13,7 @@ use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::{KnownHost, Worth, snapshot};
 use crate::planner::Planner;
-use crate::store::{Cordon, EmptyingFilter, EmptyingRow, HostRow, VmRow};
+use crate::store::{Cordon, EmptyingFilter, EmptyingRow, HostRow, VmRow, Which};
 
 /// Shows all hosts, with their VMs.
 ///
@@ -53,15 +53,36 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
     Ok(shown)
 }
 
-/// Returns what empties each host, or did last.
+/// Returns what empties each host now, or is planned to.
 async fn newest(planner: &Planner) -> Result<BTreeMap<HostId, EmptyingRow>, ApiError> {
-    let mut newest = BTreeMap::new();
-    for row in planner.store().emptyings(&EmptyingFilter::default()).await? {
+    let mut newest: BTreeMap<HostId, EmptyingRow> = BTreeMap::new();
+    let open = EmptyingFilter { which: Which::Open, ..EmptyingFilter::default() };
+    for row in planner.store().emptyings(&open).await? {
         // A plan that nobody carried out does not hide what is being carried out.
-        let host = row.emptying.host().clone();
-        newest.entry(host).or_insert(row);
+        let known = newest.get(row.emptying.host());
+        let holds = row.emptying.lifecycle() != Lifecycle::Active;
+        if known.is_none() || holds {
+            newest.insert(row.emptying.host().clone(), row);
+        }
     }
     Ok(newest)
+}
+
+/// Tells of a host that nothing empties now what emptied it last.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn with_past(planner: &Planner, mut host: v1::Host) -> Result<v1::Host, ApiError> {
+    if host.emptying.is_some() {
+        return Ok(host);
+    }
+    let of = EmptyingFilter { host: host.id.parse().ok(), ..EmptyingFilter::default() };
+    if let Some(row) = planner.store().emptyings(&of).await?.first() {
+        host.emptying = Some(super::emptying(planner, row).await?);
+        host.story = story(&host);
+    }
+    Ok(host)
 }
 
 fn cordon(of: &Cordon) -> v1::Cordon {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use vmferry_planner::store::{
     AskHost, Commit, Cordon, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow,
-    HostAnswer, HostDone, MigrationRow, NewEmptying, OnlyDriven, QueueStart, QueuedStart, Refused,
-    Slot, SlotRow, SlotState, StoreError, TakeEmptying, slot_of,
+    HostAnswer, HostDone, MigrationRow, NewEmptying, QueueStart, QueuedStart, Refused, Slot,
+    SlotRow, SlotState, StoreError, TakeEmptying, Which, slot_of,
 };
 use vmferry_planner_core::fleet::Lifecycle;
 use vmferry_planner_core::lifecycle::job::{self, Cordoned};
@@ -208,7 +208,11 @@ impl Tables {
     pub(crate) fn list_emptyings(&self, filter: &EmptyingFilter) -> Vec<EmptyingRow> {
         let of = |row: &&EmptyingRow| {
             filter.host.as_ref().is_none_or(|host| row.emptying.host() == host)
-                && (filter.driven == OnlyDriven::All || row.emptying.is_driven())
+                && match filter.which {
+                    Which::All => true,
+                    Which::Open => row.ended_us.is_none(),
+                    Which::Driven => row.emptying.is_driven(),
+                }
         };
         let mut rows: Vec<EmptyingRow> = self.emptyings.values().filter(of).cloned().collect();
         rows.sort_by_key(|row| std::cmp::Reverse((row.created_us, row.id().as_u128())));

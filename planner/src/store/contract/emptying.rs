@@ -19,7 +19,7 @@ use super::{MEMORY, NOW, NOW_US, admitted, grant, host, id, known_vm, power, req
 use crate::store::{
     Admission, AdmitPower, AskHost, BegunFor, Commit, Cordon, EmptyingChange, EmptyingFilter,
     EmptyingRow, FromQueue, HostAnswer, HostDone, HostRow, NewEmptying, NewMigration, NewPower,
-    OnlyDriven, PowerKind, QueueStart, QueuedStart, Refused, SavedHost, Slot, Store, TakeEmptying,
+    PowerKind, QueueStart, QueuedStart, Refused, SavedHost, Slot, Store, TakeEmptying, Which,
 };
 
 fn policy() -> Policy {
@@ -233,7 +233,7 @@ pub async fn the_log_of_an_emptying_replays_to_the_row(store: &dyn Store) {
     assert_eq!((replayed, seq), (last.emptying.clone(), last.seq));
     // Over: the cordon is lifted, and nobody drives it.
     assert!(store.cordons(NOW).await.unwrap().is_empty());
-    let driven = EmptyingFilter { host: None, driven: OnlyDriven::Driven };
+    let driven = EmptyingFilter { host: None, which: Which::Driven };
     assert!(store.emptyings(&driven).await.unwrap().is_empty());
     assert_eq!(store.emptyings(&EmptyingFilter::default()).await.unwrap(), [*last]);
 }

@@ -185,16 +185,18 @@ pub struct EmptyingLogRow {
 pub struct EmptyingFilter {
     /// Only those of this host.
     pub host: Option<HostId>,
-    /// Only those that something is owed of.
-    pub driven: OnlyDriven,
+    /// Which of them.
+    pub which: Which,
 }
 
-/// Whether those are read too of which nothing is owed.
+/// Which emptyings are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnlyDriven {
-    /// They are.
+pub enum Which {
+    /// All that ever were.
     #[default]
     All,
-    /// They are not.
+    /// Those that are not over.
+    Open,
+    /// Those that something is owed of.
     Driven,
 }

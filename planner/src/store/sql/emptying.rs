@@ -15,7 +15,7 @@ use super::rows::{self, host_id, int, optional_uint, sql, uint};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     AskHost, Commit, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingNotes, EmptyingRow,
-    HostAnswer, HostDone, NewEmptying, OnlyDriven, StoreError, TakeEmptying,
+    HostAnswer, HostDone, NewEmptying, StoreError, TakeEmptying, Which,
 };
 
 macro_rules! select_emptying {
@@ -404,21 +404,26 @@ impl SqlStore {
         &self,
         filter: &EmptyingFilter,
     ) -> Result<Vec<EmptyingRow>, StoreError> {
-        let driven = match filter.driven {
-            OnlyDriven::All => 0_i64,
-            OnlyDriven::Driven => 1,
+        let text = match filter.which {
+            Which::All => {
+                select_emptying!("WHERE ($1 = '' OR host = $1) ORDER BY created_us DESC, id DESC")
+            }
+            Which::Open => select_emptying!(
+                "WHERE ($1 = '' OR host = $1) AND ended_us IS NULL \
+                 ORDER BY created_us DESC, id DESC"
+            ),
+            Which::Driven => select_emptying!(
+                "WHERE ($1 = '' OR host = $1) AND driven = 1 ORDER BY created_us DESC, id DESC"
+            ),
         };
-        sqlx::query(select_emptying!(
-            "WHERE ($1 = '' OR host = $1) AND driven >= $2 ORDER BY created_us DESC, id DESC"
-        ))
-        .bind(filter.host.as_ref().map(HostId::as_str).unwrap_or_default())
-        .bind(driven)
-        .fetch_all(&self.readers)
-        .await
-        .map_err(sql("read hosts' emptyings"))?
-        .iter()
-        .map(emptying_row)
-        .collect()
+        sqlx::query(text)
+            .bind(filter.host.as_ref().map(HostId::as_str).unwrap_or_default())
+            .fetch_all(&self.readers)
+            .await
+            .map_err(sql("read hosts' emptyings"))?
+            .iter()
+            .map(emptying_row)
+            .collect()
     }
 
     pub(super) async fn read_emptying_log(
