@@ -6,17 +6,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use uuid::Uuid;
-use vmferry_types::{MigrationId, RequestId, Timestamp, VmId};
+use vmferry_types::{MigrationId, Millis, RequestId, Timestamp, VmId};
 
 use crate::agents::Agents;
 use crate::config::Config;
+use crate::driver;
 use crate::faults::FaultPoints;
 use crate::inventory::Inventory;
 use crate::live::Live;
 use crate::shutdown::Shutdown;
-use crate::store::Store;
-use crate::{clock, driver};
+use crate::store::{Store, StoreError};
+
+/// The store's clock is read this often.
+const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
 
 /// The parts that a planner is made of.
 #[derive(Debug)]
@@ -52,6 +56,8 @@ pub struct Planner {
     pub queue_waits: AtomicBool,
     drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
     power: watch::Sender<u64>,
+    /// When the store's clock was read last, and what it said.
+    lease_clock: Mutex<Option<(Instant, Timestamp)>>,
 }
 
 /// What kind of admission a driver is for.
@@ -76,6 +82,7 @@ impl Planner {
             queue_waits: AtomicBool::new(false),
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,
+            lease_clock: Mutex::new(None),
         })
     }
 
@@ -128,11 +135,37 @@ impl Planner {
         self.power.subscribe()
     }
 
-    /// Returns until when a lease taken now holds.
+    /// Returns how long a lease holds.
     #[must_use]
-    pub fn lease_until(&self) -> Timestamp {
-        let lease = u64::try_from(self.parts.config.policy.lease.as_millis()).unwrap_or(u64::MAX);
-        Timestamp(clock::now().value().saturating_add(lease))
+    pub fn lease_term(&self) -> Millis {
+        millis(self.parts.config.policy.lease)
+    }
+
+    /// Reads the clock that leases are counted by. The store is asked now and then only: between,
+    /// its time passes as it does here.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease_clock(&self) -> Result<Timestamp, StoreError> {
+        let known = *self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, said)) = known.filter(|(at, _)| at.elapsed() < CLOCK_READ_EVERY) {
+            return Ok(said.plus(Timestamp(millis(at.elapsed()).value())));
+        }
+        let said = self.store().lease_clock().await?;
+        let mut known = self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some((Instant::now(), said));
+        Ok(said)
+    }
+
+    /// Returns the time by which leases are counted, and until when one that is taken now holds.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease(&self) -> Result<(Timestamp, Timestamp), StoreError> {
+        let now = self.lease_clock().await?;
+        Ok((now, now.plus(Timestamp(self.lease_term().value()))))
     }
 
     /// Returns how often a lease is renewed: twice before it ends.
@@ -140,6 +173,10 @@ impl Planner {
     pub fn lease_renewal(&self) -> Duration {
         self.parts.config.policy.lease / 3
     }
+}
+
+fn millis(of: Duration) -> Millis {
+    Millis(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
 }
 
 struct Registration {

@@ -22,7 +22,7 @@ pub use rows::{
     Defined, Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
     NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord,
     Refused, Request, Reservation, Room, SavedHost, TakeOver, TakePower, Tombstone, VmRow,
-    check_changes,
+    check_changes, lease_holds,
 };
 
 /// Says why the store could not do what it was asked.
@@ -132,6 +132,9 @@ pub enum Sharing {
 pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     /// Says whether other planners may use it too.
     fn sharing(&self) -> Sharing;
+    /// Reads the clock by which leases are counted: one for all who use the store, so that a
+    /// planner whose own clock is wrong neither keeps a row for long nor lets go of it at once.
+    fn lease_clock(&self) -> Stored<'_, Timestamp>;
 
     /// Reads every host that ever introduced itself.
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
@@ -193,7 +196,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn migrations<'a>(&'a self, filter: &'a Filter) -> Stored<'a, Vec<MigrationRow>>;
     /// Reads what happened to a migration, in order.
     fn log(&self, id: MigrationId) -> Stored<'_, Vec<LogRow>>;
-    /// Makes `owner` the driver of an open migration, under the next claim.
+    /// Makes `owner` the driver of an open migration, under the next claim. Both times are of the
+    /// [lease clock](Self::lease_clock); another's lease that reaches further than one can is none.
     fn take_over<'a>(
         &'a self,
         id: MigrationId,

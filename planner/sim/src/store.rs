@@ -7,6 +7,7 @@ mod tables;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmferry_planner::clock::{self, simulated};
 use vmferry_planner::store::{
     Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
     Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
@@ -129,6 +130,12 @@ fn broken() -> StoreError {
 impl Store for SimStore {
     fn sharing(&self) -> Sharing {
         Sharing::Shared
+    }
+
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        // The database's own, which is right; no planner's.
+        let now = simulated::true_us().map_or_else(clock::now, |now_us| Timestamp(now_us / 1000));
+        Box::pin(std::future::ready(Ok(now)))
     }
 
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {

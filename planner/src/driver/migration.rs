@@ -35,11 +35,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
     let mut backoff = Backoff::new();
     loop {
-        let taken = planner
-            .store()
-            .take_over(id, &planner.owner, planner.lease_until(), clock::now())
-            .await;
-        let row = match taken {
+        let row = match take_over(planner, id).await {
             Ok(TakeOver::Taken(row)) => row,
             Ok(TakeOver::Busy) => {
                 debug!(migration_id = %id, "another driver has it");
@@ -80,6 +76,11 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
         }
         tokio::time::sleep(backoff.next()).await;
     }
+}
+
+async fn take_over(planner: &Planner, id: MigrationId) -> Result<TakeOver, StoreError> {
+    let (now, until) = planner.lease().await?;
+    planner.store().take_over(id, &planner.owner, until, now).await
 }
 
 /// How driving under one claim ended.
@@ -412,7 +413,7 @@ impl<'a> Run<'a> {
             return Ok(true);
         }
         self.lease_due = now + self.planner.lease_renewal();
-        let until = self.planner.lease_until();
+        let (_, until) = self.planner.lease().await?;
         self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
     }
 

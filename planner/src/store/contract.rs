@@ -65,6 +65,8 @@ macro_rules! store_contract {
             of_many_that_take_over_at_once_one_does,
             a_planner_that_lost_its_lease_lands_no_write,
             a_lease_keeps_others_away_until_it_ends,
+            a_lease_that_reaches_further_than_one_can_keeps_nobody_away,
+            the_clock_of_leases_goes_on,
             a_start_elsewhere_takes_the_next_generation,
             a_start_or_stop_ends_once_and_under_its_own_claim,
             starts_at_once_never_exceed_the_room,

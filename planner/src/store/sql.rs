@@ -186,6 +186,10 @@ impl Store for SqlStore {
         }
     }
 
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        Box::pin(self.attempt("read the clock", move || self.read_clock()))
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.attempt("read hosts", move || self.read_hosts()))
     }

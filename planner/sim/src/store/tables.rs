@@ -6,7 +6,7 @@ use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
     Admission, Commit, Cordon, Filter, Grant, Granted, HostRow, LogRow, MigrationRow, NewMigration,
     Notes, OnlyOpen, PowerAction, Refused, Reservation, StoreError, TakeOver, Tombstone, VmRow,
-    check_changes,
+    check_changes, lease_holds,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
@@ -259,7 +259,7 @@ impl Tables {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && row.lease_until > now {
+        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
             return Ok(TakeOver::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };

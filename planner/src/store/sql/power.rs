@@ -10,7 +10,7 @@ use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
-    Reservation, StoreError, TakePower, VmRow,
+    Reservation, StoreError, TakePower, VmRow, lease_holds,
 };
 
 macro_rules! select_power {
@@ -217,7 +217,7 @@ impl SqlStore {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && action.lease_until > now {
+        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
             return Ok(TakePower::Busy);
         }
         let Some(mut vm) = vm_locked(&mut tx, action.vm).await? else {
