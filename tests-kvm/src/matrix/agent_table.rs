@@ -6,7 +6,7 @@
 use super::Planned::{Ends, Never};
 use super::scenario::Scenario;
 use super::table::{
-    ARRIVED, GUEST_CRASHED, GUEST_LOST, LST2, NXT2, RETURNED, STARTED, STAYED, STOPPED,
+    ARRIVED, GUEST_CRASHED, GUEST_LOST, LST2, NXT2, RETURNED, STARTED, STAYED, STOPPED, TURNED_OFF,
 };
 use super::{Planned, Point, Victim};
 
@@ -54,6 +54,7 @@ const LOST: Planned = Ends(&[GUEST_LOST]);
 const CRSH: Planned = Ends(&[GUEST_CRASHED]);
 const RUNS: Planned = Ends(&[STARTED]);
 const STOP: Planned = Ends(&[STOPPED]);
+const OFF0: Planned = Ends(&[TURNED_OFF]);
 const SENT: Planned =
     Never("the source may have sent its last by then or not: either end is right");
 
@@ -75,6 +76,14 @@ pub fn rows() -> Vec<Row> {
         row(S::Cancel, "destroy_receiver", "b",        BACK, [BACK, BACK, BACK]),
         row(S::Undo, "destroy_receiver", "b",          BACK, [BACK, BACK, BACK]),
         row(S::LostReceiver, "resume_source", "a",     NXT2, [LST2, LST2, LST2]),
+        row(S::Held, "hold_guest", "a",                DONE, [LOST, LOST, LOST]),
+        row(S::Held, "start_transfer", "a",            DONE, [LOST, LOST, LOST]),
+        row(S::HeldCancel, "cancel_transfer", "a",     BACK, [LOST, LOST, LOST]),
+        row(S::Downgrade, "cancel_transfer", "a",      DONE, [LOST, LOST, LOST]),
+        row(S::Downgrade, "destroy_receiver", "b",     DONE, [DONE, DONE, DONE]),
+        row(S::Downgrade, "hold_guest", "a",           DONE, [LOST, LOST, LOST]),
+        row(S::Forward, "kill_source", "a",            DONE, [DONE, DONE, DONE]),
+        row(S::PowerOff, "destroy_receiver", "b",      OFF0, [OFF0, OFF0, OFF0]),
         row(S::Start, "start_vm", "a",                 RUNS, [RUNS, RUNS, RUNS]),
         row(S::Stop, "stop_vm", "a",                   STOP, [STOP, STOP, STOP]),
     ]

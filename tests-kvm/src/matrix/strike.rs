@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::{Signal, kill};
 use tonic::Status;
 use vmferry_proto::v1::{ListMigrationsRequest, Migration, Vm};
 
 use super::evidence::{self, Evidence};
-use super::scenario::{Asked, Scenario, Stage, begin, make_room, release_planners, wait_planner};
+use super::scenario::{Asked, Scenario, Stage, begin, make_room, wait_planner};
 use super::{Cell, End, Place, Point, Victim};
 use crate::cases::death::kill_qemu;
 use crate::cases::{POINT_BOUND, move_vm};
@@ -135,13 +136,19 @@ async fn strike(
     if let Some(host) = machine {
         cluster.host(host)?.boot()?;
     }
+    if let Some(frozen) = stage.frozen
+        && matches!(cell.victim, Victim::ReceiverQemu | Victim::DestinationHost)
+    {
+        // Without the receiver only this process has the guest: it would be waited for.
+        kill(frozen, Signal::SIGCONT).with_context(|| format!("let {frozen} go on"))?;
+    }
     if let Some(number) = dead_planner
         && cell.store == Store::Sqlite
     {
-        release_planners(cluster, &cell.point.fault())?;
+        cluster.disarm_planners()?;
         planner(cluster, number)?.daemon.start()?;
     }
-    release_planners(cluster, &cell.point.fault())?;
+    cluster.disarm_planners()?;
     Ok(dead_planner)
 }
 

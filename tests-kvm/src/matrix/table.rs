@@ -74,6 +74,7 @@ const FELL: Planned = Ends(&[STARTED_AND_LOST]);
 const NONE: Planned = Never("there is no receiver yet");
 const GON1: Planned = Never("the receiver is gone: that is what is committed");
 const GON2: Planned = Never("the source's QEMU is gone: that is what is committed");
+const GON4: Planned = Never("the source's QEMU has ended already: its guest has turned itself off");
 const GON3: Planned = Never("the source's QEMU has died already: that is what the scenario is");
 const NOQ1: Planned = Never("the VM has no QEMU process yet");
 const NOQ2: Planned = Never("the VM has no QEMU process any more");
@@ -123,6 +124,38 @@ pub fn rows() -> Vec<Row> {
                                                                [NXT2, NXT2, NXT2, NXT2, END2, GON1, END2, NXT2]),
         row(S::LostSource, "failed", same("failed"),           [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST],
                                                                [LOST, LOST, LOST, LOST, GON3, LOST, LOST, LOST]),
+        row(S::Held, "armed", same("armed"),                   [DONE, DONE, DONE, DONE, LOST, AGAN, LOST, AGAN],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Held, "held", same("held"),                     [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Held, "ordered", same("ordered"),               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Held, "committed", ["restored", "committed"],   [DONE, DONE, DONE, DONE, DONE, BCK2, DONE, BCK2],
+                                                               [DONE, DONE, DONE, DONE, DONE, NEXT, DONE, NEXT]),
+        row(S::HeldCancel, "cancelling", same("cancelling"),   [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
+        row(S::HeldCancel, "clearing", same("clearing"),       [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK]),
+        row(S::Downgrade, "recalling", same("recalling"),      [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Downgrade, "clearing-live", same("clearing_live"), [DONE, DONE, DONE, DONE, LOST, DONE, LOST, DONE],
+                                                               [DONE, DONE, DONE, DONE, LOST, DONE, LOST, DONE]),
+        row(S::Downgrade, "again", same("admitted"),           [DONE, DONE, DONE, DONE, LOST, GON1, LOST, DONE],
+                                                               [DONE, DONE, DONE, DONE, LOST, NONE, LOST, DONE]),
+        row(S::Downgrade, "armed", same("armed"),              [DONE, DONE, DONE, DONE, LOST, AGAN, LOST, AGAN],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::Downgrade, "held", same("held"),                [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK],
+                                                               [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
+        row(S::DowngradeCancel, "clearing", same("clearing"),  [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK],
+                                                               [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
+        row(S::Forward, "decided-forward", same("decided_forward"), [DONE, DONE, DONE, DONE, DONE, BACK, DONE, BACK],
+                                                               [DONE, DONE, DONE, DONE, DONE, BACK, DONE, BACK]),
+        row(S::Forward, "committed", ["restored", "committed"], [DONE, DONE, DONE, DONE, GON2, ONLY, DONE, ONLY],
+                                                               [DONE, DONE, DONE, DONE, GON2, CRSH, DONE, CRSH]),
+        row(S::PowerOff, "powered-off", same("powered_off"),   [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF0, OFF0],
+                                                               [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF0, OFF0]),
+        row(S::PowerOff, "aborted", same("aborted"),           [OFF0, OFF0, OFF0, OFF0, GON4, GON1, OFF0, OFF0],
+                                                               [OFF0, OFF0, OFF0, OFF0, GON4, GON1, OFF0, OFF0]),
         row(S::Queue, "queued", same("queued"),                [DONE, DONE, DONE, DONE, ASKQ, NONE, ASKQ, DONE],
                                                                [DONE, DONE, DONE, DONE, GONE, NONE, GONE, DONE]),
         row(S::Queue, "admitted", same("admitted"),            [DONE, DONE, DONE, DONE, FIND, NONE, FIND, DONE],
@@ -145,6 +178,11 @@ pub fn rows() -> Vec<Row> {
 const ASKD: Planned = Differs { goes_on: &[GUEST_LOST], looks_anew: &[REFUSED, GUEST_LOST] };
 const ASKQ: Planned =
     Differs { goes_on: &[STAYED_AND_LOST], looks_anew: &[REFUSED, STAYED_AND_LOST] };
+/// The guest has turned itself off.
+const OFF0: Planned = Ends(&[TURNED_OFF]);
+pub(super) const TURNED_OFF: End = ended("aborted", Place::Stopped, 0);
+/// The last one that has the guest dies: under the generation that is committed meanwhile, or before.
+const ONLY: Planned = Differs { goes_on: &[GUEST_CRASHED], looks_anew: &[GUEST_LOST] };
 /// Room was found, and the planner that found it dies: the next one finds the guest gone.
 const FIND: Planned =
     Differs { goes_on: &[GUEST_LOST], looks_anew: &[GUEST_LOST, STAYED_AND_LOST] };
