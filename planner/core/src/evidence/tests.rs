@@ -139,6 +139,9 @@ fn a_dead_source_is_decided_by_what_the_destination_says() {
     // It may still be loading what had arrived; but not for ever.
     assert_eq!(check(Some(rows::destination_seen()), SOON), "-");
     assert_eq!(check(Some(rows::destination_seen()), LATE), "lost");
+    // What it said before it fell silent may be from before the last of it arrived.
+    let fell_silent = Seen { heard: Heard::Before, ..rows::destination_seen() };
+    assert_eq!(check(Some(fell_silent), LATE), "-");
 }
 
 #[test]
