@@ -387,8 +387,14 @@ async fn undo(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stage> {
 }
 
 /// Kills the VM's QEMU on a host while the planner waits at a point, which leads to the cell's.
+///
+/// Of two planners the other one is away until then: one that waits does not renew its lease, and
+/// would be taken over from before it comes to the cell's point.
 async fn die_at(cluster: &mut Cluster<'_>, cell: &Cell, fault: &str, host: &str) -> Result<Stage> {
     let vm = start(cluster, &guest(cluster)).await?;
+    if let Some(second) = &mut cluster.second {
+        second.daemon.stop().await?;
+    }
     hold_planners(cluster, fault)?;
     let asked = Asked::Migrate(move_to(&vm, "b"));
     let stage = stage(cluster, vm, asked, None).await?;

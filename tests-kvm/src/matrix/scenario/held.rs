@@ -17,11 +17,11 @@ fn held(vm: &GuestVm) -> MigrateVmRequest {
     MigrateVmRequest { method: "snapshot".into(), ..move_to(vm, "b") }
 }
 
-/// A live move whose guest dirties twice what may cross, and which is given four seconds.
+/// A live move whose guest dirties twice what may cross, and which is given two seconds.
 fn hopeless(vm: &GuestVm) -> MigrateVmRequest {
     MigrateVmRequest {
         bandwidth_mbps: 80,
-        timeout_ms: 4_000,
+        timeout_ms: 2_000,
         downgrade: "snapshot".into(),
         ..move_to(vm, "b")
     }
@@ -55,6 +55,10 @@ pub(super) async fn downgraded(cluster: &mut Cluster<'_>, cell: &Cell) -> Result
 
 pub(super) async fn downgrade_cancelled(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stage> {
     let vm = start(cluster, &guest(cluster)).await?;
+    if let Some(second) = &mut cluster.second {
+        // Or it would take over from the driver that waits.
+        second.daemon.stop().await?;
+    }
     hold_planners(cluster, CLEARED)?;
     let migration = request(cluster, &hopeless(&vm)).await?;
     wait_planner(cluster, CLEARED).await?;

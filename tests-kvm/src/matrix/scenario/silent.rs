@@ -19,7 +19,7 @@ use crate::wait::{Holds, Level, wait_for};
 const ORDERED: &str = "after_journal.order_switchover";
 
 /// Shorter than any of the matrix's bounds: it is waited for.
-const IMPATIENT: &str = "[migration]\nswitchover_limit = \"3s\"\n";
+const IMPATIENT: &str = "[migration]\nswitchover_limit = \"1s\"\n";
 
 /// The source's agent dies with the order in its journal. QEMU is given it all the same, sends its
 /// last, and hangs.
