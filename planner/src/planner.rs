@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+use tracing::warn;
 use uuid::Uuid;
 use vmferry_types::{MigrationId, Millis, RequestId, Timestamp, VmId};
 
@@ -18,9 +19,12 @@ use crate::inventory::Inventory;
 use crate::live::Live;
 use crate::shutdown::Shutdown;
 use crate::store::{Store, StoreError};
+use crate::telemetry::Chain;
 
 /// The store's clock is read this often.
 const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
+/// A planner that ends waits for the store no longer than this.
+const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The parts that a planner is made of.
 #[derive(Debug)]
@@ -168,6 +172,22 @@ impl Planner {
         Ok((now, now.plus(Timestamp(self.lease_term().value()))))
     }
 
+    /// Ends everything that this planner does, and lets go of what it drives, so that another one
+    /// need not wait for leases to end. One that cannot say so is waited for, as after a crash.
+    pub async fn leave(&self) {
+        self.parts.shutdown.finish().await;
+        let said = tokio::time::timeout(GOODBYE, self.store().release_leases(&self.owner)).await;
+        match said {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                warn!(error = %Chain(&error), "leases could not be released; they end by themselves");
+            }
+            Err(_) => {
+                warn!(waited = ?GOODBYE, "leases could not be released; they end by themselves")
+            }
+        }
+    }
+
     /// Returns how often a lease is renewed: twice before it ends.
     #[must_use]
     pub fn lease_renewal(&self) -> Duration {
@@ -175,7 +195,9 @@ impl Planner {
     }
 }
 
-fn millis(of: Duration) -> Millis {
+/// Returns a span in milliseconds.
+#[must_use]
+pub fn millis(of: Duration) -> Millis {
     Millis(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
 }
 

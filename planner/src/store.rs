@@ -140,6 +140,14 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
+    /// Writes that a planner has heard a host, by the [lease clock](Self::lease_clock).
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()>;
+    /// Reads when a host was heard last, if that was by another planner than `by`.
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>>;
     /// Writes that a host is dead, and marks as lost what ran there and no admission owns.
     fn declare_dead<'a>(
         &'a self,
@@ -212,6 +220,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
         owner: &'a str,
         lease_until: Timestamp,
     ) -> Stored<'a, bool>;
+    /// Ends the leases of one planner, which drives nothing any more: another may begin at once.
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()>;
     /// Ends every lease: called by a planner that has just opened a store that it has alone.
     fn clear_leases(&self) -> Stored<'_, ()>;
     /// Admits a queued migration to a destination that was found for it.

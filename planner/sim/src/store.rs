@@ -146,6 +146,22 @@ impl Store for SimStore {
         Box::pin(async { self.write("save_host", |state| state.tables.save_host(host)).await })
     }
 
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        // A note on the side: whether it is written changes what an operator is told, no more.
+        self.life.world.with(|state| state.tables.heard.insert(host.clone(), (by.to_owned(), at)));
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.read(move |tables| {
+            tables.heard.get(host).filter(|(of, _)| of != by).map(|(_, at)| *at)
+        }))
+    }
+
     fn declare_dead<'a>(
         &'a self,
         host: &'a HostId,
@@ -313,24 +329,14 @@ impl Store for SimStore {
         })
     }
 
-    fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(async {
-            self.write("clear_leases", |state| {
-                for row in state.tables.migrations.values_mut() {
-                    if row.ended_us.is_none() {
-                        row.lease_owner = None;
-                        row.lease_until = Timestamp(0);
-                    }
-                }
-                for action in state.tables.power.values_mut() {
-                    if action.ended_us.is_none() {
-                        action.lease_owner = None;
-                        action.lease_until = Timestamp(0);
-                    }
-                }
-            })
-            .await
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(async move {
+            self.write("release_leases", |state| state.tables.end_leases(Some(owner))).await
         })
+    }
+
+    fn clear_leases(&self) -> Stored<'_, ()> {
+        Box::pin(async { self.write("clear_leases", |state| state.tables.end_leases(None)).await })
     }
 
     fn grant<'a>(

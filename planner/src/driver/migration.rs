@@ -253,14 +253,15 @@ impl<'a> Run<'a> {
     /// Takes note of ends that answer though their hosts were declared dead: such a declaration is
     /// void before anything rests on it.
     async fn heed_deaths(&mut self) -> Result<(), StoreError> {
+        let vm = self.row.migration.vm;
         let source = self.source.1.borrow().clone();
         let destination = self.destination.1.borrow().clone();
         self.dead.source = match host_of(&self.row.migration, End::Source) {
-            Some(host) => heed_death(self.planner, &host, &source).await?,
+            Some(host) => heed_death(self.planner, (&host, vm), &source).await?,
             None => None,
         };
         self.dead.destination = match host_of(&self.row.migration, End::Destination) {
-            Some(host) => heed_death(self.planner, &host, &destination).await?,
+            Some(host) => heed_death(self.planner, (&host, vm), &destination).await?,
             None => None,
         };
         Ok(())

@@ -124,7 +124,7 @@ async fn under_one_claim(
     loop {
         let seen = view.borrow_and_update().clone();
         note_trouble(planner, action, &seen);
-        if let Some(declaration) = heed_death(planner, &action.host, &seen).await? {
+        if let Some(declaration) = heed_death(planner, (&action.host, action.vm), &seen).await? {
             return finish(planner, action, died(action, &declaration)).await;
         }
         if let Some(error) = &seen.fenced {

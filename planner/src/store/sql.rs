@@ -198,6 +198,18 @@ impl Store for SqlStore {
         Box::pin(self.attempt("write a host", move || self.write_host(host)))
     }
 
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        Box::pin(self.attempt("write who heard a host", move || self.write_heard(host, by, at)))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.attempt("read who heard a host", move || self.read_heard(host, by)))
+    }
+
     fn declare_dead<'a>(
         &'a self,
         host: &'a HostId,
@@ -316,8 +328,12 @@ impl Store for SqlStore {
         Box::pin(self.attempt("keep a lease", move || self.keep_lease(row, owner, lease_until)))
     }
 
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(self.attempt("end a planner's leases", move || self.end_leases(Some(owner))))
+    }
+
     fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(self.attempt("end leases", move || self.end_leases()))
+        Box::pin(self.attempt("end leases", move || self.end_leases(None)))
     }
 
     fn grant<'a>(

@@ -18,6 +18,8 @@ use vmferry_types::{
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
+    /// Which planner heard each host last, and when.
+    pub(crate) heard: BTreeMap<HostId, (String, Timestamp)>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
     pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
@@ -285,6 +287,21 @@ impl Tables {
             known.lease_until = lease_until;
         }
         held
+    }
+
+    /// Ends the leases of one planner, or all.
+    pub(crate) fn end_leases(&mut self, owner: Option<&str>) {
+        let ends = |held: &Option<String>| owner.is_none() || held.as_deref() == owner;
+        for row in self.migrations.values_mut() {
+            if row.ended_us.is_none() && ends(&row.lease_owner) {
+                (row.lease_owner, row.lease_until) = (None, Timestamp(0));
+            }
+        }
+        for action in self.power.values_mut() {
+            if action.ended_us.is_none() && ends(&action.lease_owner) {
+                (action.lease_owner, action.lease_until) = (None, Timestamp(0));
+            }
+        }
     }
 
     pub(crate) fn grant(

@@ -135,6 +135,27 @@ pub async fn a_lease_that_reaches_further_than_one_can_keeps_nobody_away(store: 
     }
 }
 
+pub async fn a_planner_that_ends_lets_go_of_its_leases_only(store: &dyn Store) {
+    let (vm, other, third) =
+        (known_vm(store, 1).await, known_vm(store, 2).await, known_vm(store, 3).await);
+    admitted(store, 10, &vm).await;
+    admitted(store, 11, &third).await;
+    let stop = power_admitted(store, &power(20, &other, PowerKind::Stop)).await;
+    let take = |id, owner| store.take_over(id, owner, LATER, NOW);
+    for (of, owner) in [(id(10), "one"), (id(11), "two")] {
+        assert!(matches!(take(of, owner).await.unwrap(), TakeOver::Taken(_)));
+    }
+    let taken = store.take_over_power(stop.id, "one", LATER, NOW).await.unwrap();
+    assert!(matches!(taken, TakePower::Taken(_)));
+    store.release_leases("one").await.unwrap();
+    assert_eq!(store.migration(id(10)).await.unwrap().unwrap().lease_owner, None);
+    assert!(matches!(take(id(10), "three").await.unwrap(), TakeOver::Taken(_)));
+    let taken = store.take_over_power(stop.id, "three", LATER, NOW).await.unwrap();
+    assert!(matches!(taken, TakePower::Taken(_)));
+    // Nobody else's.
+    assert_eq!(take(id(11), "three").await.unwrap(), TakeOver::Busy);
+}
+
 pub async fn the_clock_of_leases_goes_on(store: &dyn Store) {
     let before = store.lease_clock().await.unwrap();
     // Far from the zero of any clock that was never put.

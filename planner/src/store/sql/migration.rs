@@ -439,12 +439,19 @@ impl SqlStore {
         }
     }
 
-    pub(super) async fn end_leases(&self) -> Result<(), StoreError> {
+    /// Ends the leases of one planner, or all.
+    pub(super) async fn end_leases(&self, owner: Option<&str>) -> Result<(), StoreError> {
         for statement in [
-            "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
-            "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
+            "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0
+             WHERE ended_us IS NULL AND ($1 = '' OR lease_owner = $1)",
+            "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0
+             WHERE ended_us IS NULL AND ($1 = '' OR lease_owner = $1)",
         ] {
-            sqlx::query(statement).execute(&self.writer).await.map_err(sql("end leases"))?;
+            sqlx::query(statement)
+                .bind(owner.unwrap_or_default())
+                .execute(&self.writer)
+                .await
+                .map_err(sql("end leases"))?;
         }
         Ok(())
     }
