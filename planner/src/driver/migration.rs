@@ -272,8 +272,12 @@ impl<'a> Run<'a> {
     fn sides(&mut self) -> Sides {
         let source = self.source.1.borrow_and_update().clone();
         let destination = self.destination.1.borrow_and_update().clone();
+        let behind = source.behind.as_ref().or(destination.behind.as_ref());
         let silent = source.trouble.as_ref().or(destination.trouble.as_ref());
-        let trouble = silent.map(|error| Chain(error).to_string()).or_else(|| self.trouble.clone());
+        let trouble = behind
+            .map(|error| self.behind(error))
+            .or_else(|| silent.map(|error| Chain(error).to_string()))
+            .or_else(|| self.trouble.clone());
         self.planner.live.update(self.row.migration.id, |live| {
             live.source.clone_from(&source.observation);
             live.destination.clone_from(&destination.observation);
@@ -300,6 +304,15 @@ impl<'a> Run<'a> {
             source: read(End::Source, &source),
             destination: read(End::Destination, &destination),
         }
+    }
+
+    /// Says that the row is older than what an agent knows, and what a human can do.
+    fn behind(&self, error: &AgentError) -> String {
+        format!(
+            "{}: the store is older than what happened (was it restored from a backup?), and nothing is commanded. Look at both hosts with `vmferry doctor`, then close the migration with `vmferry migration resolve {}`",
+            Chain(error),
+            self.row.migration.id
+        )
     }
 
     /// Says whether an agent knows a newer claim; then the next one is taken above it.

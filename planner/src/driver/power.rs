@@ -127,7 +127,7 @@ async fn under_one_claim(
         if let Some(declaration) = heed_death(planner, (&action.host, action.vm), &seen).await? {
             return finish(planner, action, died(action, &declaration)).await;
         }
-        if let Some(error) = &seen.fenced {
+        if let Some(error) = seen.fenced.as_ref().or(seen.behind.as_ref()) {
             raise(planner, action, error).await?;
             if let Some(text) = behind(action, error)
                 && let Some(end) = as_before(planner, action, text).await
