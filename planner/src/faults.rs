@@ -8,6 +8,11 @@ use std::path::PathBuf;
 
 use vmferry_planner_core::migration::{Back, Entry, Migration, Phase, Stage, Switchover};
 
+/// The names of the points, each once before and once after its commit. The crash matrix has to come
+/// to each of them.
+#[cfg(feature = "fault-points")]
+const NAMES: &str = include_str!("faults.txt");
+
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPoints {
@@ -52,6 +57,7 @@ impl FaultPoints {
     pub async fn pass(&self, side: &'static str, name: &'static str) {
         #[cfg(feature = "fault-points")]
         if let Some(dir) = &self.dir {
+            assert!(NAMES.lines().any(|known| known == name), "{name} is not in faults.txt");
             hold_or_die(dir, &format!("{side}.{name}")).await;
         }
     }

@@ -6,6 +6,7 @@
 //! [`evidence`] says what was seen, and [`page`] writes all of it down for people.
 
 pub mod agent_table;
+pub mod edges;
 pub mod evidence;
 pub mod page;
 pub mod scenario;

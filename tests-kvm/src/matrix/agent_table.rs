@@ -13,7 +13,7 @@ use super::{Planned, Point, Victim};
 
 /// The instants around an entry: it is not written, it is written and not acted on, it is acted on
 /// and not answered.
-const MOMENTS: [&str; 3] = ["before_journal", "after_journal", "before_answer"];
+pub(super) const MOMENTS: [&str; 3] = ["before_journal", "after_journal", "before_answer"];
 
 /// One command to an agent.
 #[derive(Clone, Copy, Debug)]

@@ -126,6 +126,8 @@ pub fn rows() -> Vec<Row> {
                                                                [BACK, BACK, BACK, BACK, LOST, BACK, LOST, BACK]),
         row(S::Undo, "resuming", same("resuming"),             [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK],
                                                                [BACK, BACK, BACK, BACK, LOST, GON1, LOST, BACK]),
+        row(S::Undo, "clearing", same("clearing"),             [BACK, BACK, BACK, BACK, CLR1, GON1, CLR2, BACK],
+                                                               [BACK, BACK, BACK, BACK, CLR1, GON1, CLR2, BACK]),
         row(S::LostReceiver, "resuming", same("resuming"),     [NEXT, NEXT, NEXT, NEXT, LOS2, GON1, LOS2, NEXT],
                                                                [NEXT, NEXT, NEXT, NEXT, LOS2, GON1, LOS2, NEXT]),
         row(S::LostReceiver, "aborted", same("aborted"),       [NEXT, NEXT, NEXT, NEXT, END2, GON1, END2, NEXT],
@@ -224,6 +226,18 @@ const ENDS: Planned = Differs {
 const END2: Planned = Differs {
     goes_on: One(RETURNED_AND_LOST),
     looks_anew: Either(LOST_AFTER, RETURNED_AND_LOST, ANSWERS),
+};
+/// The source goes on and dies, and nothing was left to be cleared away but a note.
+const CLR1: Planned =
+    Differs { goes_on: One(GUEST_LOST), looks_anew: Either(GUEST_LOST, STAYED_AND_LOST, ANSWERS) };
+const CLR2: Planned = Differs {
+    goes_on: Either(
+        GUEST_LOST,
+        STAYED_AND_LOST,
+        "the destination's note is cleared away after or before the source is back to say that all is \
+         lost",
+    ),
+    looks_anew: Either(GUEST_LOST, STAYED_AND_LOST, ANSWERS),
 };
 const ANSWERS: &str = "to the next planner the source or the destination answers first";
 /// The receiver of a transfer that is complete dies before that is committed: the planner that saw
