@@ -169,9 +169,8 @@ impl Client {
     pub(crate) async fn delete_vm(
         &self,
         operation: &str,
-        vm: &str,
+        request: DeleteVmRequest,
     ) -> Result<DeleteVmReply, Failure> {
-        let request = DeleteVmRequest { vm: vm.to_owned() };
         let reply = self.api.clone().delete_vm(timed(request)).await;
         self.answer(operation, reply, &in_doubt("vmferry vm list"))
     }

@@ -515,6 +515,24 @@ mod tests {
     }
 
     #[test]
+    fn the_example_shows_every_default() {
+        let example = include_str!("../planner.example.toml");
+        let figures = |config: &Config| format!("{:?} {:?}", config.policy, config.migration);
+        assert_eq!(figures(&read(example).unwrap()), figures(&read(MINIMAL).unwrap()));
+        let shown: Vec<&str> = example
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(rest) if rest.starts_with('[') || rest.contains(" = ") => rest,
+                Some(_) | None => line,
+            })
+            .collect();
+        let shown = read(&shown.join("\n")).unwrap();
+        assert_eq!(figures(&shown), figures(&read(MINIMAL).unwrap()));
+        assert!(matches!(shown.store, StoreUrl::Postgres(_)));
+        assert!(shown.fence.is_some() && shown.hosts.len() == 1);
+    }
+
+    #[test]
     fn without_a_word_on_security_the_planner_does_not_start() {
         let text = MINIMAL.replace("[security]", "").replace("plain_text = \"loopback\"", "");
         assert!(read(&text).unwrap_err().contains("security"));

@@ -11,6 +11,15 @@ use vmferry_planner_core::migration::{Back, Entry, Migration, Phase, Stage, Swit
 
 use crate::store::EmptyingChange;
 
+/// The names of the points, each once before and once after its commit. The crash matrix has to come
+/// to each of them.
+#[cfg(feature = "fault-points")]
+const NAMES: &str = include_str!("faults.txt");
+
+/// Those around commits of what empties a host and of what waits: no part of the matrix of a move.
+#[cfg(feature = "fault-points")]
+const NAMES_OF_HOSTS: &str = include_str!("faults_hosts.txt");
+
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPoints {
@@ -55,6 +64,8 @@ impl FaultPoints {
     pub async fn pass(&self, side: &'static str, name: &'static str) {
         #[cfg(feature = "fault-points")]
         if let Some(dir) = &self.dir {
+            let mut known = NAMES.lines().chain(NAMES_OF_HOSTS.lines());
+            assert!(known.any(|known| known == name), "{name} is not in faults.txt");
             hold_or_die(dir, &format!("{side}.{name}")).await;
         }
     }

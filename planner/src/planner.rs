@@ -6,18 +6,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::warn;
 use uuid::Uuid;
 use vmferry_planner_core::lifecycle::EmptyingId;
-use vmferry_types::{MigrationId, RequestId, Timestamp, VmId};
+use vmferry_types::{MigrationId, Millis, RequestId, Timestamp, VmId};
 
 use crate::agents::Agents;
 use crate::config::Config;
+use crate::driver;
 use crate::faults::FaultPoints;
 use crate::inventory::Inventory;
 use crate::live::Live;
 use crate::shutdown::Shutdown;
-use crate::store::Store;
-use crate::{clock, driver};
+use crate::store::{Store, StoreError};
+use crate::telemetry::Chain;
+
+/// The store's clock is read this often.
+const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
+/// A planner that ends waits for the store no longer than this.
+const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The parts that a planner is made of.
 #[derive(Debug)]
@@ -54,6 +62,8 @@ pub struct Planner {
     drivers: Mutex<BTreeMap<u128, Arc<Notify>>>,
     power: watch::Sender<u64>,
     hosts: watch::Sender<u64>,
+    /// When the store's clock was read last, and what it said.
+    lease_clock: Mutex<Option<(Instant, Timestamp)>>,
 }
 
 /// What a driver is for.
@@ -91,6 +101,7 @@ impl Planner {
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,
             hosts: watch::channel(0).0,
+            lease_clock: Mutex::new(None),
         })
     }
 
@@ -166,11 +177,53 @@ impl Planner {
         self.power.subscribe()
     }
 
-    /// Returns until when a lease taken now holds.
+    /// Returns how long a lease holds.
     #[must_use]
-    pub fn lease_until(&self) -> Timestamp {
-        let lease = u64::try_from(self.parts.config.policy.lease.as_millis()).unwrap_or(u64::MAX);
-        Timestamp(clock::now().value().saturating_add(lease))
+    pub fn lease_term(&self) -> Millis {
+        millis(self.parts.config.policy.lease)
+    }
+
+    /// Reads the clock that leases are counted by. The store is asked now and then only: between,
+    /// its time passes as it does here.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease_clock(&self) -> Result<Timestamp, StoreError> {
+        let known = *self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, said)) = known.filter(|(at, _)| at.elapsed() < CLOCK_READ_EVERY) {
+            return Ok(said.plus(Timestamp(millis(at.elapsed()).value())));
+        }
+        let said = self.store().lease_clock().await?;
+        let mut known = self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some((Instant::now(), said));
+        Ok(said)
+    }
+
+    /// Returns the time by which leases are counted, and until when one that is taken now holds.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease(&self) -> Result<(Timestamp, Timestamp), StoreError> {
+        let now = self.lease_clock().await?;
+        Ok((now, now.plus(Timestamp(self.lease_term().value()))))
+    }
+
+    /// Ends everything that this planner does, and lets go of what it drives, so that another one
+    /// need not wait for leases to end. One that cannot say so is waited for, as after a crash.
+    pub async fn leave(&self) {
+        self.parts.shutdown.finish().await;
+        let said = tokio::time::timeout(GOODBYE, self.store().release_leases(&self.owner)).await;
+        match said {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                warn!(error = %Chain(&error), "leases could not be released; they end by themselves");
+            }
+            Err(_) => {
+                warn!(waited = ?GOODBYE, "leases could not be released; they end by themselves")
+            }
+        }
     }
 
     /// Returns how often a lease is renewed: twice before it ends.
@@ -178,6 +231,12 @@ impl Planner {
     pub fn lease_renewal(&self) -> Duration {
         self.parts.config.policy.lease / 3
     }
+}
+
+/// Returns a span in milliseconds.
+#[must_use]
+pub fn millis(of: Duration) -> Millis {
+    Millis(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
 }
 
 struct Registration {

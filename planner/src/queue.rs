@@ -231,3 +231,18 @@ async fn apply(planner: &Arc<Planner>, row: &MigrationRow, event: Event) -> Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_host_itself_may_take_back_passes() {
+        for code in ["not_connected", "learning", "unreadable", "stale_report"] {
+            assert!(passes(code), "{code}");
+        }
+        for code in ["disk_missing", "pinned", "cpu_model_missing", "qemu_blocked", ""] {
+            assert!(!passes(code), "{code}");
+        }
+    }
+}

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tracing::error;
+use tracing::{error, warn};
 use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Timestamp};
 
 use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
-use crate::store::{EmptyingFilter, Filter, OnlyOpen, Sharing, StoreError, Which};
+use crate::store::{EmptyingFilter, Filter, OnlyOpen, Sharing, StoreError, Which, lease_holds};
 use crate::sweep;
 use crate::telemetry::Chain;
 
@@ -67,9 +67,15 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
     if queued {
         planner.room.notify_one();
     }
-    let now = clock::now();
+    let (now, term) = (planner.lease_clock().await?, planner.lease_term());
     let free = |owner: Option<&String>, until: Timestamp| {
-        owner.is_none_or(|owner| *owner == planner.owner) || until <= now
+        let Some(owner) = owner.filter(|owner| **owner != planner.owner) else { return true };
+        let holds = lease_holds(until, now, term);
+        if !holds && until > now {
+            warn!(%owner, until = clock::rfc3339(until), now = clock::rfc3339(now),
+                "a lease reaches further ahead than one can: a clock was wrong, and it is taken for ended");
+        }
+        !holds
     };
     for row in rows.iter().filter(|row| row.migration.label() != PhaseLabel::Queued) {
         if free(row.lease_owner.as_ref(), row.lease_until) {

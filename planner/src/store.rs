@@ -29,7 +29,7 @@ pub use rows::{
     HostDone, HostRow, LogRow, Lost, MigrationRow, NewEmptying, NewMigration, NewPower, Notes,
     OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart, Refused,
     Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying, TakeOver,
-    TakePower, Tombstone, VmRow, Which, check_changes, slot_of,
+    TakePower, Tombstone, VmRow, Which, check_changes, lease_holds, slot_of,
 };
 
 /// Says why the store could not do what it was asked.
@@ -145,11 +145,22 @@ pub enum Sharing {
 pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     /// Says whether other planners may use it too.
     fn sharing(&self) -> Sharing;
+    /// Reads the clock by which leases are counted: one for all who use the store, so that a
+    /// planner whose own clock is wrong neither keeps a row for long nor lets go of it at once.
+    fn lease_clock(&self) -> Stored<'_, Timestamp>;
 
     /// Reads every host that ever introduced itself.
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
+    /// Writes that a planner has heard a host, by the [lease clock](Self::lease_clock).
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()>;
+    /// Reads when a host was heard last, if that was by another planner than `by`.
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>>;
     /// Writes that a host is dead, and marks as lost what ran there and no admission owns.
     fn declare_dead<'a>(
         &'a self,
@@ -273,7 +284,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn migrations<'a>(&'a self, filter: &'a Filter) -> Stored<'a, Vec<MigrationRow>>;
     /// Reads what happened to a migration, in order.
     fn log(&self, id: MigrationId) -> Stored<'_, Vec<LogRow>>;
-    /// Makes `owner` the driver of an open migration, under the next claim.
+    /// Makes `owner` the driver of an open migration, under the next claim. Both times are of the
+    /// [lease clock](Self::lease_clock); another's lease that reaches further than one can is none.
     fn take_over<'a>(
         &'a self,
         id: MigrationId,
@@ -288,6 +300,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
         owner: &'a str,
         lease_until: Timestamp,
     ) -> Stored<'a, bool>;
+    /// Ends the leases of one planner, which drives nothing any more: another may begin at once.
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()>;
     /// Ends every lease: called by a planner that has just opened a store that it has alone.
     fn clear_leases(&self) -> Stored<'_, ()>;
     /// Admits a queued migration to a destination that was found for it.

@@ -49,6 +49,7 @@ pub fn note(entry: &Entry) -> String {
         | Event::DecidedForward
         | Event::SourceGone { .. }
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::GuestPoweredOff { .. }
         | Event::ReceiverGone { .. }
         | Event::DestinationRuns

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
-use vmferry_proto::v1::{MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
+use vmferry_proto::v1::{DeleteVmRequest, MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
 use vmferry_types::PowerState;
 
 use super::migration::{WaitArgs, wait_for_end};
@@ -40,6 +40,10 @@ pub(crate) enum Command {
     Delete {
         /// Name or id
         vm: String,
+        /// It is taken to run, and you have made sure that no host has it: all are asked, and have
+        /// to answer or to be declared dead
+        #[arg(long)]
+        it_runs_nowhere: bool,
     },
     /// Move a running VM to another host
     Migrate(MigrateArgs),
@@ -194,8 +198,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         }
         Command::Start(args) => start(client, output, &args).await,
         Command::Stop(args) => stop(client, output, &args).await,
-        Command::Delete { vm } => {
-            let reply = client.delete_vm(&format!("delete VM {vm}"), &vm).await?;
+        Command::Delete { vm, it_runs_nowhere } => {
+            let confirmation = if it_runs_nowhere { "it-runs-nowhere" } else { "" };
+            let operation = format!("delete VM {vm}");
+            let request = DeleteVmRequest { vm, confirmation: confirmation.to_owned() };
+            let reply = client.delete_vm(&operation, request).await?;
             output.answer(&reply, render::vm::deleted);
             Ok(())
         }

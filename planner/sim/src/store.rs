@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmferry_planner::clock::{self, simulated};
 use vmferry_planner::store::{
     Admission, AdmitPower, Adopted, AskHost, Change, Commit, Cordon, Declaration, Declared,
     Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow, Ends, Filter,
@@ -138,12 +139,34 @@ impl Store for SimStore {
         Sharing::Shared
     }
 
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        // The database's own, which is right; no planner's.
+        let now = simulated::true_us().map_or_else(clock::now, |now_us| Timestamp(now_us / 1000));
+        Box::pin(std::future::ready(Ok(now)))
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.read(|tables| tables.hosts.values().cloned().collect()))
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(async { self.write("save_host", |state| state.tables.save_host(host)).await })
+    }
+
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        // A note on the side: whether it is written changes what an operator is told, no more.
+        self.life.world.with(|state| state.tables.heard.insert(host.clone(), (by.to_owned(), at)));
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.read(move |tables| {
+            tables.heard.get(host).filter(|(of, _)| of != by).map(|(_, at)| *at)
+        }))
     }
 
     fn declare_dead<'a>(
@@ -413,24 +436,14 @@ impl Store for SimStore {
         })
     }
 
-    fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(async {
-            self.write("clear_leases", |state| {
-                for row in state.tables.migrations.values_mut() {
-                    if row.ended_us.is_none() {
-                        row.lease_owner = None;
-                        row.lease_until = Timestamp(0);
-                    }
-                }
-                for action in state.tables.power.values_mut() {
-                    if action.ended_us.is_none() {
-                        action.lease_owner = None;
-                        action.lease_until = Timestamp(0);
-                    }
-                }
-            })
-            .await
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(async move {
+            self.write("release_leases", |state| state.tables.end_leases(Some(owner))).await
         })
+    }
+
+    fn clear_leases(&self) -> Stored<'_, ()> {
+        Box::pin(async { self.write("clear_leases", |state| state.tables.end_leases(None)).await })
     }
 
     fn grant<'a>(

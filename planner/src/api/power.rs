@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmferry_planner_core::doctor::Process;
+use vmferry_planner_core::migration::Blocker;
 use vmferry_planner_core::queue::Priority;
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, PowerState, Seq};
@@ -14,11 +16,11 @@ use crate::agents::AgentError;
 use crate::definition::{self, Outline};
 use crate::planner::{Drives, Planner, fresh_admission, fresh_vm};
 use crate::store::{
-    AdmitPower, Defined, Deleted, Followed, FromQueue, NewPower, PowerAction, PowerKind,
+    AdmitPower, Defined, Deleted, Followed, FromQueue, Lost, NewPower, PowerAction, PowerKind,
     PowerPhase, QueueStart, QueuedStart, Refused, Room, StoreError, VmRow,
 };
 use crate::telemetry::Chain;
-use crate::{clock, view, whereabouts};
+use crate::{clock, picture, view, whereabouts};
 
 /// What became of a start that was asked for.
 enum Admitted {
@@ -28,6 +30,8 @@ enum Admitted {
     Waits,
 }
 
+/// What whoever deletes a VM that should run has to say.
+const RUNS_NOWHERE: &str = "it-runs-nowhere";
 /// Definitions are a few kilobytes; agents take messages of a megabyte, and reports carry all of
 /// a host's.
 const DEFINITION_BYTES_MAX: usize = 64 << 10;
@@ -370,11 +374,19 @@ impl Planner {
         if let Some(admission) = vm.admission {
             return Err(Refused::InFlight { admission }.into());
         }
+        match asked.confirmation.as_str() {
+            RUNS_NOWHERE if vm.power == PowerState::Running => self.runs_nowhere(&vm).await?,
+            "" | RUNS_NOWHERE => {}
+            other => {
+                return Err(ApiError::Invalid {
+                    field: "confirmation",
+                    problem: format!("`{other}` is not \"{RUNS_NOWHERE}\""),
+                });
+            }
+        }
         let found = whereabouts::look(self, &vm, None).await;
-        let runs: Vec<_> =
-            found.blockers.into_iter().filter(|of| of.code == "runs_elsewhere").collect();
-        if !runs.is_empty() {
-            return Err(ApiError::Blocked { blockers: runs });
+        if !found.blockers.is_empty() {
+            return Err(ApiError::Blocked { blockers: found.blockers });
         }
         match self.store().delete_vm(vm.id, clock::now()).await? {
             Deleted::Done => {}
@@ -386,6 +398,53 @@ impl Planner {
         tracing::info!(vm_id = %vm.id, name = vm.name, "VM deleted");
         let left = self.forget(&vm).await;
         Ok(v1::DeleteVmReply { id: vm.id.to_string(), name: vm.name, left })
+    }
+
+    /// Takes a VM that should run for lost: every host that may have it was asked just now, and
+    /// said that it has no process of it, or is dead.
+    async fn runs_nowhere(&self, vm: &VmRow) -> Result<(), ApiError> {
+        let seen = picture::live(self).await?;
+        let named = seen.hosts.iter().filter(|host| {
+            host.vms.iter().any(|there| there.vm == vm.id && there.process == Process::Alive)
+        });
+        let mut blockers: Vec<Blocker> = named
+            .map(|host| Blocker {
+                code: "runs_elsewhere".to_owned(),
+                message: format!(
+                    "host {} has a QEMU process of VM {}: see `vmferry doctor {}`",
+                    host.id, vm.name, vm.name
+                ),
+                host: Some(host.id.clone()),
+            })
+            .collect();
+        let mut silent = picture::not_whole(&seen);
+        // One that never introduced itself to this store may have it as well.
+        let expected = self.parts.config.hosts.keys().chain(&vm.host);
+        silent
+            .extend(expected.filter(|id| !seen.hosts.iter().any(|host| host.id == **id)).cloned());
+        blockers.extend(silent.into_iter().map(|host| Blocker {
+            code: "not_heard".to_owned(),
+            message: format!(
+                "host {host} did not say all that it has: VM {} may run there. Wait for it, or, if it is down for good, power it off and declare it dead",
+                vm.name
+            ),
+            host: Some(host),
+        }));
+        if !blockers.is_empty() {
+            return Err(ApiError::Blocked { blockers });
+        }
+        let Some(host) = vm.host.clone() else { return Ok(()) };
+        let lost = Lost {
+            vm: vm.id,
+            host,
+            generation: vm.generation,
+            claim: vm.claim,
+            cause: "every host was asked, and none has it".to_owned(),
+        };
+        if self.store().mark_lost(&lost, clock::now()).await? {
+            tracing::warn!(vm_id = %vm.id, name = vm.name, "VM runs on no host: it is lost");
+        }
+        Ok(())
     }
 
     /// Lets the host that has a deleted VM forget its definition; says what is left there if it

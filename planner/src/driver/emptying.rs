@@ -32,10 +32,7 @@ const WATCH: Duration = Duration::from_secs(10);
 
 /// Drives an emptying until nothing is owed, or another driver has it.
 pub async fn drive(planner: &Arc<Planner>, id: EmptyingId, nudge: &Notify) {
-    let taken = planner
-        .store()
-        .take_over_emptying(id, &planner.owner, planner.lease_until(), clock::now())
-        .await;
+    let taken = take_over(planner, id).await;
     let row = match taken {
         Ok(TakeEmptying::Taken(row)) => *row,
         Ok(TakeEmptying::Busy) => {
@@ -71,6 +68,11 @@ pub async fn drive(planner: &Arc<Planner>, id: EmptyingId, nudge: &Notify) {
     .instrument(span)
     .await;
     planner.hosts_changed();
+}
+
+async fn take_over(planner: &Planner, id: EmptyingId) -> Result<TakeEmptying, StoreError> {
+    let (now, until) = planner.lease().await?;
+    planner.store().take_over_emptying(id, &planner.owner, until, now).await
 }
 
 /// How driving ended.
@@ -287,7 +289,7 @@ impl Run<'_> {
             return Ok(true);
         }
         self.lease_due = now + self.planner.lease_renewal();
-        let until = self.planner.lease_until();
+        let (_, until) = self.planner.lease().await?;
         self.planner.store().renew_emptying_lease(&self.row, &self.planner.owner, until).await
     }
 }

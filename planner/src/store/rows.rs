@@ -13,7 +13,7 @@ use vmferry_planner_core::migration::{Entry, Migration, Refusal};
 use vmferry_planner_core::queue::Priority;
 use vmferry_proto::v1;
 use vmferry_types::{
-    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PhaseLabel, PowerState, Seq,
+    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, Millis, PhaseLabel, PowerState, Seq,
     Timestamp, VmId,
 };
 
@@ -526,6 +526,16 @@ pub enum Granted {
     Raced,
     /// The destination would not do after all.
     Refused(Refused),
+}
+
+/// Says whether a lease until `until` still keeps others away, where leases last for `term`.
+///
+/// Nobody gives one that reaches further ahead than that: twice the term allows for clocks, and for
+/// planners, that differ a little. What is beyond was written by a clock that was wrong since, and
+/// would block its row for as long as that clock was ahead.
+#[must_use]
+pub fn lease_holds(until: Timestamp, now: Timestamp, term: Millis) -> bool {
+    until > now && until.since(now) <= term.plus(term)
 }
 
 /// What became of an attempt to drive a migration.

@@ -194,12 +194,28 @@ impl Store for SqlStore {
         }
     }
 
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        Box::pin(self.attempt("read the clock", move || self.read_clock()))
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.attempt("read hosts", move || self.read_hosts()))
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(self.attempt("write a host", move || self.write_host(host)))
+    }
+
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        Box::pin(self.attempt("write who heard a host", move || self.write_heard(host, by, at)))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.attempt("read who heard a host", move || self.read_heard(host, by)))
     }
 
     fn declare_dead<'a>(
@@ -427,8 +443,12 @@ impl Store for SqlStore {
         Box::pin(self.attempt("keep a lease", move || self.keep_lease(row, owner, lease_until)))
     }
 
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(self.attempt("end a planner's leases", move || self.end_leases(Some(owner))))
+    }
+
     fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(self.attempt("end leases", move || self.end_leases()))
+        Box::pin(self.attempt("end leases", move || self.end_leases(None)))
     }
 
     fn grant<'a>(

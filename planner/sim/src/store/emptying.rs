@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vmferry_planner::store::{
     AskHost, Commit, Cordon, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow,
     HostAnswer, HostDone, MigrationRow, NewEmptying, QueueStart, QueuedStart, Refused, Slot,
-    SlotRow, SlotState, StoreError, TakeEmptying, Which, slot_of,
+    SlotRow, SlotState, StoreError, TakeEmptying, Which, lease_holds, slot_of,
 };
 use vmferry_planner_core::fleet::Lifecycle;
 use vmferry_planner_core::lifecycle::job::{self, Cordoned};
@@ -231,7 +231,7 @@ impl Tables {
             return TakeEmptying::Ended;
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && row.lease_until > now {
+        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
             return TakeEmptying::Busy;
         }
         row.claim = row.claim.next();

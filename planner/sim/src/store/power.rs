@@ -2,7 +2,7 @@
 
 use vmferry_planner::store::{
     AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Reservation, StoreError, TakePower, VmRow,
+    Refused, Reservation, StoreError, TakePower, VmRow, lease_holds,
 };
 use vmferry_types::{Generation, MigrationId, PowerState, Seq, Timestamp};
 
@@ -125,7 +125,7 @@ impl Tables {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && action.lease_until > now {
+        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
             return Ok(TakePower::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };

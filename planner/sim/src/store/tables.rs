@@ -6,7 +6,7 @@ use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
     Admission, Commit, Cordon, EmptyingLogRow, EmptyingRow, Filter, Grant, Granted, HostRow,
     LogRow, MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, QueuedStart, Refused,
-    Reservation, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes,
+    Reservation, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes, lease_holds,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::lifecycle::EmptyingId;
@@ -21,6 +21,8 @@ pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
     /// Under which boot, and when.
     pub(crate) deleted_hosts: BTreeMap<HostId, (String, Timestamp)>,
+    /// Which planner heard each host last, and when.
+    pub(crate) heard: BTreeMap<HostId, (String, Timestamp)>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
     pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
@@ -273,7 +275,7 @@ impl Tables {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && row.lease_until > now {
+        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
             return Ok(TakeOver::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };
@@ -299,6 +301,26 @@ impl Tables {
             known.lease_until = lease_until;
         }
         held
+    }
+
+    /// Ends the leases of one planner, or all.
+    pub(crate) fn end_leases(&mut self, owner: Option<&str>) {
+        let ends = |held: &Option<String>| owner.is_none() || held.as_deref() == owner;
+        for row in self.migrations.values_mut() {
+            if row.ended_us.is_none() && ends(&row.lease_owner) {
+                (row.lease_owner, row.lease_until) = (None, Timestamp(0));
+            }
+        }
+        for action in self.power.values_mut() {
+            if action.ended_us.is_none() && ends(&action.lease_owner) {
+                (action.lease_owner, action.lease_until) = (None, Timestamp(0));
+            }
+        }
+        for row in self.emptyings.values_mut() {
+            if row.emptying.is_driven() && ends(&row.lease_owner) {
+                (row.lease_owner, row.lease_until) = (None, Timestamp(0));
+            }
+        }
     }
 
     pub(crate) fn grant(

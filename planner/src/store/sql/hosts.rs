@@ -150,6 +150,37 @@ impl SqlStore {
         .collect()
     }
 
+    pub(super) async fn write_heard(
+        &self,
+        host: &HostId,
+        by: &str,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        sqlx::query("UPDATE hosts SET heard_ms = $2, heard_by = $3 WHERE id = $1")
+            .bind(host.as_str())
+            .bind(int(at.value()))
+            .bind(by)
+            .execute(&self.writer)
+            .await
+            .map_err(sql("write who heard a host"))?;
+        Ok(())
+    }
+
+    pub(super) async fn read_heard(
+        &self,
+        host: &HostId,
+        by: &str,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let row = sqlx::query("SELECT heard_ms FROM hosts WHERE id = $1 AND heard_by <> $2")
+            .bind(host.as_str())
+            .bind(by)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(sql("read who heard a host"))?;
+        let heard = row.map(|row| optional_uint(&row, "heard_ms")).transpose()?;
+        Ok(heard.flatten().map(Timestamp))
+    }
+
     pub(super) async fn write_declaration(
         &self,
         host: &HostId,

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_planner_core::maintenance::PinsToSource;
 use vmferry_planner_core::migration::{
-    Event, GoneProof, Handover, Listener, Process, ProofKind, Ran, Receiver, SourceWord, Stood,
-    Word,
+    Event, GoneProof, Handover, Listener, Migration, Process, ProofKind, Ran, Receiver, SourceWord,
+    Stood, Word,
 };
 use vmferry_types::{PhaseLabel, PowerState, Timestamp};
 
@@ -129,7 +129,13 @@ async fn everything_is_there(store: &dyn Store) {
     for row in &rows {
         assert_eq!(row.notes.pause_us, 7);
         assert_eq!(row.request, Some(format!("request-{}", row.vm_name)));
-        assert_eq!(store.log(row.migration.id).await.unwrap().len(), 1);
+        let log = store.log(row.migration.id).await.unwrap();
+        let [opened] = log.as_slice() else { panic!("{log:#?}") };
+        // What replay begins from.
+        let opened: Migration = serde_json::from_str(&opened.body).unwrap();
+        let known = &row.migration;
+        assert_eq!((opened.id, opened.vm, &opened.source), (known.id, known.vm, &known.source));
+        assert_eq!((opened.label(), &opened.terms), (PhaseLabel::Queued, &known.terms));
     }
     let phases: BTreeSet<_> = rows.iter().map(|row| row.migration.label().label()).collect();
     assert_eq!(phases.len(), PhaseLabel::ALL.len());
