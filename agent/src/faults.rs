@@ -7,6 +7,10 @@
 #[cfg(feature = "fault-points")]
 use std::path::PathBuf;
 
+/// The actions that have points. The crash matrix has to come to each of them.
+#[cfg(feature = "fault-points")]
+const ACTIONS: &str = include_str!("faults.txt");
+
 /// The points of one agent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
@@ -24,6 +28,7 @@ impl Faults {
     pub(crate) async fn at(&self, moment: &str, action: &str) {
         use std::time::Duration;
         let Some(dir) = &self.dir else { return };
+        assert!(ACTIONS.lines().any(|known| known == action), "{action} is not in faults.txt");
         let point = dir.join(format!("{moment}.{action}"));
         let file = |ending: &str| point.with_file_name(format!("{moment}.{action}.{ending}"));
         if file("kill").exists() {
@@ -52,4 +57,32 @@ impl Faults {
     /// Passes a point: nothing.
     #[expect(clippy::unused_async, reason = "a test build waits here")]
     pub(crate) async fn at(&self, _moment: &str, _action: &str) {}
+}
+
+#[cfg(all(test, feature = "fault-points"))]
+mod tests {
+    use vmferry_proto::v1::execute_request::Action;
+
+    use super::*;
+    use crate::actions::label;
+
+    #[test]
+    fn each_action_has_points() {
+        let all = [
+            Action::ArmReceiver(Default::default()),
+            Action::CancelTransfer(Default::default()),
+            Action::ContinueDestination(Default::default()),
+            Action::DestroyReceiver(Default::default()),
+            Action::ForgetVm(Default::default()),
+            Action::HoldGuest(Default::default()),
+            Action::KillSource(Default::default()),
+            Action::OrderSwitchover(Default::default()),
+            Action::ReleaseSource(Default::default()),
+            Action::ResumeSource(Default::default()),
+            Action::StartTransfer(Default::default()),
+            Action::StartVm(Default::default()),
+            Action::StopVm(Default::default()),
+        ];
+        assert!(all.iter().map(label).eq(ACTIONS.lines()));
+    }
 }

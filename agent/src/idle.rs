@@ -42,7 +42,10 @@ pub(crate) async fn make_room(agent: &Arc<Agent>) -> Result<(), CommandError> {
 /// Says whether nothing was ever done to a VM but to claim it.
 pub(crate) fn only_claimed(record: &VmRecord) -> bool {
     let nothing = match &record.part {
-        Part::Absent => record.ended.is_none() && record.name.is_empty(),
+        // A claim clears the last command: one that is there was carried out, or refused half-way.
+        Part::Absent => {
+            record.ended.is_none() && record.name.is_empty() && record.fence.last.is_none()
+        }
         Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. } => false,
     };
     // What a planner told of has to be known for longer than anybody claims. One without a claim
@@ -53,6 +56,7 @@ pub(crate) fn only_claimed(record: &VmRecord) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use vmferry_agent_core::fence::LastCommand;
     use vmferry_types::{Claim, Generation, MigrationId, VmId};
 
     use super::*;
@@ -65,6 +69,10 @@ mod tests {
         assert!(!only_claimed(&record));
         record.fence.claim(MigrationId::from_u128(2), Generation::FIRST, Claim::FIRST.next());
         assert!(only_claimed(&record));
+        let last = LastCommand { digest: "one".to_owned(), answer: None };
+        record.fence.last = Some(last);
+        assert!(!only_claimed(&record), "it was commanded");
+        record.fence.last = None;
         record.name = "web1".to_owned();
         assert!(!only_claimed(&record), "it was to run here once");
     }

@@ -311,7 +311,12 @@ impl Lane {
         }
         tracing::warn!(%migration, cause = %cause, "transfer is called back");
         if let Err(error) = actions::go_on(self).await {
-            tracing::error!(%error, "transfer could not be called back");
+            if self.shared.sight.borrow().gone.is_some() {
+                // It died with its transfer: nothing is left to be called back.
+                tracing::info!(%error, "transfer ended with its process");
+            } else {
+                tracing::error!(%error, "transfer could not be called back");
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::Child;
 
 /// How long QEMU may take to answer; it takes a fifth of a second.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -114,36 +115,36 @@ impl Probe {
     }
 }
 
-async fn ask(path: &Path) -> Result<Probe, ProbeError> {
-    let talk = |source| ProbeError::Talk { path: path.to_owned(), source };
-    let mut child = tokio::process::Command::new(path)
-        .args([
-            "-machine",
-            "none",
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-qmp",
-            "stdio",
-        ])
+/// What QEMU is asked for, in this order.
+const COMMANDS: [&str; 5] = [
+    "qmp_capabilities",
+    "query-version",
+    "query-machines",
+    "query-cpu-definitions",
+    "query-migrate-capabilities",
+];
+
+/// Starts a QEMU without a machine.
+fn start(path: &Path) -> Result<Child, ProbeError> {
+    const ARGUMENTS: [&str; 8] =
+        ["-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio"];
+    tokio::process::Command::new(path)
+        .args(ARGUMENTS)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()
-        .map_err(|source| ProbeError::Start { path: path.to_owned(), source })?;
+        .map_err(|source| ProbeError::Start { path: path.to_owned(), source })
+}
+
+async fn ask(path: &Path) -> Result<Probe, ProbeError> {
+    let talk = |source| ProbeError::Talk { path: path.to_owned(), source };
+    let mut child = start(path)?;
     let ended = || ProbeError::Ended { path: path.to_owned() };
     let mut input = child.stdin.take().ok_or_else(ended)?;
     let mut lines = BufReader::new(child.stdout.take().ok_or_else(ended)?).lines();
-    let mut answers = Vec::new();
-    const COMMANDS: [&str; 5] = [
-        "qmp_capabilities",
-        "query-version",
-        "query-machines",
-        "query-cpu-definitions",
-        "query-migrate-capabilities",
-    ];
+    let mut answers = Vec::with_capacity(COMMANDS.len());
     for command in COMMANDS {
         let line = format!("{}\n", json!({ "execute": command }));
         input.write_all(line.as_bytes()).await.map_err(talk)?;
@@ -161,6 +162,11 @@ async fn ask(path: &Path) -> Result<Probe, ProbeError> {
         });
     }
     child.kill().await.map_err(talk)?;
+    read(path, answers)
+}
+
+/// Reads what was answered to [`COMMANDS`].
+fn read(path: &Path, answers: Vec<Value>) -> Result<Probe, ProbeError> {
     let mut answers = answers.into_iter().skip(1);
     let mut next = || answers.next().unwrap_or(Value::Null);
     let understand =

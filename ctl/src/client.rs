@@ -1,5 +1,7 @@
 //! Calls to the planner, each with a deadline and with errors that name what was being done.
 
+mod hosts;
+
 use prost::Message as _;
 use std::error::Error as _;
 use std::time::Duration;
@@ -23,6 +25,8 @@ const CALL_MAX: Duration = Duration::from_secs(30);
 const FENCE_MAX: Duration = Duration::from_secs(600);
 /// Up to four commands to agents, each of which may end a QEMU process.
 const RESOLVE_MAX: Duration = Duration::from_secs(180);
+/// A plan asks an agent about each VM of a host, several at a time.
+const PLAN_MAX: Duration = Duration::from_secs(120);
 /// A planner on the same network accepts within milliseconds; a powered-off one never does.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Finds out that the other end of a quiet stream is gone.
@@ -165,9 +169,8 @@ impl Client {
     pub(crate) async fn delete_vm(
         &self,
         operation: &str,
-        vm: &str,
+        request: DeleteVmRequest,
     ) -> Result<DeleteVmReply, Failure> {
-        let request = DeleteVmRequest { vm: vm.to_owned() };
         let reply = self.api.clone().delete_vm(timed(request)).await;
         self.answer(operation, reply, &in_doubt("vmferry vm list"))
     }
@@ -251,6 +254,13 @@ impl Client {
 fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(CALL_MAX);
+    request
+}
+
+/// Of calls that ask the agents of a whole host's VMs.
+fn patient<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(PLAN_MAX);
     request
 }
 

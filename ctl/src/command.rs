@@ -3,7 +3,9 @@
 pub(crate) mod capacity;
 pub(crate) mod completions;
 pub(crate) mod doctor;
+pub(crate) mod emptying;
 pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod plan;
+pub(crate) mod queue;
 pub(crate) mod vm;

@@ -52,7 +52,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show hosts, and say which is dead
+    /// Show hosts, close, empty and retire them, and say which is dead
     #[command(subcommand)]
     Host(command::host::Command),
     /// Show, start, stop, move and delete VMs
@@ -64,6 +64,8 @@ enum Command {
     /// Show what the fleet has and has left, and answer whether it can lose a host, and how many more
     /// VMs fit; exit code 3 if the host cannot be lost
     Capacity(command::capacity::Arguments),
+    /// List what waits for room: migrations and starts, in the order in which they are tried
+    Queue,
     /// Ask every host, hold the planner's store against the answers, and name what contradicts;
     /// exit code 0 if all is well, 6 if a human is needed
     Doctor {
@@ -105,6 +107,7 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Capacity(arguments) => {
             command::capacity::run(arguments, &connect()?, output).await
         }
+        Command::Queue => command::queue::run(&connect()?, output).await,
         Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
         Command::Completions { shell } => {

@@ -69,6 +69,14 @@ impl Output {
         }
     }
 
+    /// Says on standard error how far something is, when that has changed.
+    pub(crate) fn progress(&self, told: &mut String, text: &str) {
+        if told != text {
+            complain(text);
+            text.clone_into(told);
+        }
+    }
+
     /// Shows a migration as it goes on: a bar on a terminal, else a line for each phase.
     pub(crate) fn live(&self) -> Live {
         if io::stderr().is_terminal() {

@@ -2,6 +2,7 @@
 
 pub(crate) mod capacity;
 pub(crate) mod doctor;
+pub(crate) mod emptying;
 pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod quantity;

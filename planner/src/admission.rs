@@ -6,19 +6,20 @@
 use std::collections::BTreeMap;
 
 use vmferry_planner_core::fleet::{Demand, Fleet, Host};
+use vmferry_planner_core::maintenance::{Crossing, PinsToSource};
 use vmferry_planner_core::migration::Blocker;
 use vmferry_planner_core::placement::{
     Needs, NoPlacement, Refused as NotPlaced, Rejected, Request, place, reasons_against,
 };
 use vmferry_proto::v1::{self, SourceDescription};
-use vmferry_types::{Bytes, HostId, MilliCpu, VmId};
+use vmferry_types::{Bytes, HostId, MilliCpu, Percent, VmId};
 
 use crate::agents::AgentError;
 use crate::clock;
 use crate::definition::Outline;
 use crate::inventory::{held, snapshot};
 use crate::planner::Planner;
-use crate::store::{Grant, Room, StoreError, VmRow};
+use crate::store::{Grant, Room, Sake, StoreError, VmRow};
 
 /// What preflight found.
 #[derive(Debug)]
@@ -49,26 +50,27 @@ pub async fn destination(
     vm: &VmRow,
     source: &HostId,
     asked: Option<&HostId>,
+    sake: &Sake,
 ) -> Result<Found, StoreError> {
     let (description, own) = match describe(planner, vm.id, source).await {
         Ok(described) => described,
         Err(blockers) => return Ok(Found::Never { blockers }),
     };
-    let fleet = fleet(planner).await?;
+    let fleet = fleet_for(planner, sake).await?;
     let request = Request {
         vm: vm.id,
         demand: demand_on(planner, vm),
         source: Some(source.clone()),
         destination: asked.cloned(),
-        needs: needs_of_running(planner, vm, source, &description),
+        needs: relaxed(needs_of_running(planner, vm, source, &description), source, sake),
     };
     if own.is_empty() {
-        return Ok(choose(planner, fleet, &request, &description).await);
+        return Ok(choose(planner, fleet, &request, &description, sake.pins).await);
     }
     // It moves nowhere; a caller who named a host is told what is in the way there as well.
     let mut blockers = own;
     if asked.is_some() {
-        match choose(planner, fleet, &request, &description).await {
+        match choose(planner, fleet, &request, &description, sake.pins).await {
             Found::Destination(_) => {}
             Found::Wait { blockers: there, .. } | Found::Never { blockers: there } => {
                 blockers.extend(there);
@@ -84,6 +86,7 @@ async fn choose(
     mut fleet: Fleet,
     request: &Request,
     description: &SourceDescription,
+    pins: PinsToSource,
 ) -> Found {
     let mut refused_by_agents: Vec<Blocker> = Vec::new();
     loop {
@@ -91,7 +94,7 @@ async fn choose(
             Ok(placement) => {
                 let blockers = check(planner, &placement.host, description).await;
                 if blockers.is_empty() {
-                    let grant = grant(planner, &fleet, request, &placement.host);
+                    let grant = Grant { pins, ..grant(planner, &fleet, request, &placement.host) };
                     return Found::Destination(grant);
                 }
                 refused_by_agents.extend(blockers);
@@ -174,7 +177,34 @@ pub async fn start_host(
     })
 }
 
-async fn fleet(planner: &Planner) -> Result<Fleet, StoreError> {
+/// Takes a snapshot with the reserves that the one who asks wants kept.
+async fn fleet_for(planner: &Planner, sake: &Sake) -> Result<Fleet, StoreError> {
+    let mut fleet = fleet(planner).await?;
+    let said = |percent: Option<u8>| percent.and_then(Percent::new);
+    if let Some(reserve) = said(sake.reserve_memory_percent) {
+        fleet.policy.reserve_memory = reserve;
+    }
+    if let Some(reserve) = said(sake.reserve_cpu_percent) {
+        fleet.policy.reserve_cpu = reserve;
+    }
+    Ok(fleet)
+}
+
+/// Leaves out what the one who asks allows a VM to do without.
+fn relaxed(needs: Needs, source: &HostId, sake: &Sake) -> Needs {
+    let cluster = match sake.crossing {
+        Crossing::Refused => needs.cluster,
+        Crossing::Allowed => None,
+    };
+    let pin = match sake.pins {
+        PinsToSource::Hold => needs.pin,
+        PinsToSource::MayLeave => needs.pin.filter(|pin| pin != source),
+    };
+    Needs { cluster, pin, ..needs }
+}
+
+/// Takes a snapshot of the fleet as it is now.
+pub(crate) async fn fleet(planner: &Planner) -> Result<Fleet, StoreError> {
     let parts = &planner.parts;
     snapshot(&parts.inventory, planner.store(), &parts.config.policy, clock::now()).await
 }
@@ -200,6 +230,7 @@ fn grant(planner: &Planner, fleet: &Fleet, request: &Request, destination: &Host
         destination: destination.clone(),
         room: room(fleet, request, destination),
         inbound_max: planner.parts.config.policy.inbound_max,
+        pins: PinsToSource::Hold,
     }
 }
 
@@ -232,7 +263,7 @@ fn room(fleet: &Fleet, request: &Request, destination: &HostId) -> Room {
 }
 
 /// Returns how the VM really is, and why it cannot move live from there.
-async fn describe(
+pub(crate) async fn describe(
     planner: &Planner,
     vm: VmId,
     source: &HostId,
@@ -256,7 +287,12 @@ async fn describe(
     Ok((description, deduplicated(blockers)))
 }
 
-async fn check(planner: &Planner, host: &HostId, description: &SourceDescription) -> Vec<Blocker> {
+/// Asks a host what keeps it from receiving a VM.
+pub(crate) async fn check(
+    planner: &Planner,
+    host: &HostId,
+    description: &SourceDescription,
+) -> Vec<Blocker> {
     match planner.parts.agents.check_destination(host, description.clone()).await {
         Ok(reply) => reply.blockers.iter().map(|message| blocker(message, Some(host))).collect(),
         Err(error) => told(host, &error),
@@ -336,7 +372,8 @@ fn model_of(cpu: &str) -> Option<String> {
     (!model.is_empty()).then(|| model.to_owned())
 }
 
-fn needs_of_running(
+/// Returns what a running VM cannot do without.
+pub(crate) fn needs_of_running(
     planner: &Planner,
     vm: &VmRow,
     source: &HostId,

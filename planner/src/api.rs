@@ -3,11 +3,13 @@
 mod capacity;
 mod doctor;
 mod hosts;
+mod lifecycle;
 mod migrate;
 mod power;
 mod read;
 mod resolve;
 
+use vmferry_planner_core::lifecycle::request::Denied;
 use vmferry_planner_core::migration::{Blocker, Refusal};
 use vmferry_types::{HostId, MigrationId, VmId};
 
@@ -88,6 +90,21 @@ pub enum ApiError {
         /// The real text.
         error: String,
     },
+    /// Something else has the host: it is named.
+    #[error(transparent)]
+    HostHeld(#[from] Denied),
+    /// A job or drain is in a phase that does not allow it.
+    #[error("{kind} {id} is {phase}: it cannot {what} now")]
+    NotInPhase {
+        /// What was asked.
+        what: &'static str,
+        /// What kind of emptying it is.
+        kind: &'static str,
+        /// Its id.
+        id: String,
+        /// Its phase.
+        phase: &'static str,
+    },
     /// The fence command proved nothing.
     #[error(
         "the fence command for host {host} failed, which proves nothing: {how}{}",
@@ -155,6 +172,8 @@ impl ApiError {
             Self::Taken { .. } => "taken",
             Self::TooLate { .. } => "too_late",
             Self::Failed { .. } => "failed",
+            Self::HostHeld(denied) => denied.code(),
+            Self::NotInPhase { .. } => "not_in_phase",
             Self::FenceFailed { .. } => "fence_failed",
             Self::Agent(AgentError::Unreachable { .. }) => "not_connected",
             Self::Agent(AgentError::Refused { detail, .. }) => {
@@ -178,6 +197,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(AgentError::Refused { .. }) => Kind::Conflict,
             Self::NotAdmitted(refused) if refused.is_transient() => Kind::Capacity,
@@ -201,6 +222,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => "",
@@ -219,6 +242,8 @@ impl ApiError {
             | Self::Taken { .. }
             | Self::TooLate { .. }
             | Self::Failed { .. }
+            | Self::HostHeld(_)
+            | Self::NotInPhase { .. }
             | Self::FenceFailed { .. }
             | Self::Agent(_)
             | Self::Store(_) => &[],

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use vmferry_planner_core::migration::Downgrade;
+use vmferry_planner_core::queue::slot::{Caps, Limits};
+use vmferry_planner_core::queue::{Priority, Ranking};
 use vmferry_types::{HostId, Percent};
 
 use crate::fence::{Fence, RawFence};
@@ -88,8 +90,30 @@ pub struct Policy {
     pub queue_retry: Duration,
     /// How long a migration waits for room.
     pub queue_deadline: Duration,
-    /// How many migrations one destination receives at once.
+    /// How many migrations one destination receives at once, those included whose receiver waits.
     pub inbound_max: u32,
+    /// How many transfers leave one host at once: a prepared receiver waits while its link is busy.
+    pub outbound_max: u32,
+    /// How many transfers run in the whole fleet at once.
+    pub transfers_max: u32,
+    /// Who is served first in the queue.
+    pub ranking: Ranking,
+}
+
+impl Policy {
+    /// Returns how many transfers there may be, and where. How many are prepared for one destination
+    /// is decided when they are admitted.
+    #[must_use]
+    pub const fn links(&self) -> Limits {
+        Limits {
+            preparing: Caps::NONE,
+            transferring: Caps {
+                fleet: self.transfers_max,
+                per_source: self.outbound_max,
+                per_destination: self.inbound_max,
+            },
+        }
+    }
 }
 
 /// What a migration gets that does not ask for something else.
@@ -169,6 +193,9 @@ struct RawPolicy {
     queue_retry: String,
     queue_deadline: String,
     inbound_max: u32,
+    outbound_max: u32,
+    transfers_max: u32,
+    priority: [String; 3],
 }
 
 impl Default for RawPolicy {
@@ -185,6 +212,9 @@ impl Default for RawPolicy {
             queue_deadline: "2h".to_owned(),
             // Two streams fill a link; more only make each of them slower.
             inbound_max: 2,
+            outbound_max: 2,
+            transfers_max: u32::MAX,
+            priority: ["maintenance", "drain", "operator"].map(str::to_owned),
         }
     }
 }
@@ -303,6 +333,14 @@ impl RawPolicy {
                 "0 would refuse every migration; write 1 or more",
             ));
         }
+        for (field, max) in [
+            ("policy.outbound_max", self.outbound_max),
+            ("policy.transfers_max", self.transfers_max),
+        ] {
+            if max == 0 {
+                return Err(invalid(field, "0 would let no memory cross; write 1 or more"));
+            }
+        }
         if self.cpu_overcommit_percent < 100 {
             return Err(invalid(
                 "policy.cpu_overcommit_percent",
@@ -318,8 +356,23 @@ impl RawPolicy {
             queue_retry: duration("policy.queue_retry", &self.queue_retry)?,
             queue_deadline: duration("policy.queue_deadline", &self.queue_deadline)?,
             inbound_max: self.inbound_max,
+            outbound_max: self.outbound_max,
+            transfers_max: self.transfers_max,
+            ranking: ranking(&self.priority)?,
         })
     }
+}
+
+/// Reads who is served first.
+fn ranking(labels: &[String; 3]) -> Result<Ranking, ConfigError> {
+    const FIELD: &str = "policy.priority";
+    let mut order = [Priority::Operator; 3];
+    for (place, label) in order.iter_mut().zip(labels) {
+        *place = Priority::from_label(label).ok_or_else(|| {
+            invalid(FIELD, format!("`{label}` is none of maintenance, drain, operator"))
+        })?;
+    }
+    Ranking::new(order).map_err(|error| invalid(FIELD, error.to_string()))
 }
 
 impl RawMigration {
@@ -459,6 +512,24 @@ mod tests {
         );
         assert_eq!(config.policy.report_max_age, Duration::from_secs(30));
         assert_eq!(config.migration.hold_limit, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn the_example_shows_every_default() {
+        let example = include_str!("../planner.example.toml");
+        let figures = |config: &Config| format!("{:?} {:?}", config.policy, config.migration);
+        assert_eq!(figures(&read(example).unwrap()), figures(&read(MINIMAL).unwrap()));
+        let shown: Vec<&str> = example
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(rest) if rest.starts_with('[') || rest.contains(" = ") => rest,
+                Some(_) | None => line,
+            })
+            .collect();
+        let shown = read(&shown.join("\n")).unwrap();
+        assert_eq!(figures(&shown), figures(&read(MINIMAL).unwrap()));
+        assert!(matches!(shown.store, StoreUrl::Postgres(_)));
+        assert!(shown.fence.is_some() && shown.hosts.len() == 1);
     }
 
     #[test]

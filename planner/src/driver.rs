@@ -6,6 +6,7 @@
 //! task may be dropped at any await, and the next one goes on by the same path.
 
 pub mod command;
+pub mod emptying;
 pub mod migration;
 pub mod power;
 pub mod seen;

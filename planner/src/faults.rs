@@ -6,7 +6,19 @@
 
 use std::path::PathBuf;
 
+use vmferry_planner_core::lifecycle::{Emptying, drain, job};
 use vmferry_planner_core::migration::{Back, Entry, Migration, Phase, Stage, Switchover};
+
+use crate::store::EmptyingChange;
+
+/// The names of the points, each once before and once after its commit. The crash matrix has to come
+/// to each of them.
+#[cfg(feature = "fault-points")]
+const NAMES: &str = include_str!("faults.txt");
+
+/// Those around commits of what empties a host and of what waits: no part of the matrix of a move.
+#[cfg(feature = "fault-points")]
+const NAMES_OF_HOSTS: &str = include_str!("faults_hosts.txt");
 
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +64,8 @@ impl FaultPoints {
     pub async fn pass(&self, side: &'static str, name: &'static str) {
         #[cfg(feature = "fault-points")]
         if let Some(dir) = &self.dir {
+            let mut known = NAMES.lines().chain(NAMES_OF_HOSTS.lines());
+            assert!(known.any(|known| known == name), "{name} is not in faults.txt");
             hold_or_die(dir, &format!("{side}.{name}")).await;
         }
     }
@@ -69,6 +83,42 @@ pub(crate) fn points(before: &Migration, entries: &[Entry]) -> Vec<&'static str>
         last = name;
     }
     points
+}
+
+/// Names the points around a commit of what empties a host: one for each phase that it enters.
+pub(crate) fn emptying_points(before: &Emptying, changes: &[EmptyingChange]) -> Vec<&'static str> {
+    let mut points = Vec::new();
+    let mut last = emptying_point(before);
+    for change in changes {
+        let name = emptying_point(&change.after);
+        if name != last {
+            points.push(name);
+        }
+        last = name;
+    }
+    points
+}
+
+fn emptying_point(emptying: &Emptying) -> &'static str {
+    match emptying {
+        Emptying::Job(job) => match job.phase {
+            job::Phase::Planned | job::Phase::Blocked => "job_planned",
+            job::Phase::Running => "job_running",
+            job::Phase::Verifying { .. } => "job_verifying",
+            job::Phase::Stopping { .. } => "job_stopping",
+            job::Phase::Maintenance { .. } => "job_maintenance",
+            job::Phase::Completed { .. } => "job_completed",
+            job::Phase::Failed { .. } => "job_failed",
+            job::Phase::Cancelled { .. } => "job_cancelled",
+        },
+        Emptying::Drain(drain) => match drain.phase {
+            drain::Phase::Emptying => "drain_emptying",
+            drain::Phase::Empty { .. } => "drain_empty",
+            drain::Phase::Granted { .. } => "drain_granted",
+            drain::Phase::Cancelled { .. } => "drain_cancelled",
+            drain::Phase::Died { .. } => "drain_died",
+        },
+    }
 }
 
 fn point(migration: &Migration) -> &'static str {

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use vmferry_types::HostId;
 
 /// Stands for the host's id in an argument.
@@ -114,6 +116,7 @@ impl Fence {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .kill_on_drop(true);
         let failed = |how: String, output: String| Fenced::Failed { how, output };
         let mut child = match command.spawn() {
@@ -123,6 +126,7 @@ impl Fence {
                 return failed(how, String::new());
             }
         };
+        let mut group = Group::of(&child);
         let (mut out, mut err) = (Tail::default(), Tail::default());
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let ended = {
@@ -141,11 +145,15 @@ impl Fence {
             tokio::time::timeout(self.timeout, ending).await
         };
         let output = [out.text(), err.text()].join("\n").trim().to_owned();
+        if ended.is_ok() {
+            group.leave();
+        }
         match ended {
             Ok(Ok(status)) if status.success() => Fenced::Succeeded { output },
             Ok(Ok(status)) => failed(format!("it ended with {status}"), output),
             Ok(Err(error)) => failed(format!("its end could not be read: {error}"), output),
             Err(_) => {
+                group.kill();
                 if let Err(error) = child.kill().await {
                     tracing::warn!(%error, "the fence command could not be ended");
                 }
@@ -153,6 +161,39 @@ impl Fence {
                 failed(format!("it did not end within {limit}"), output)
             }
         }
+    }
+}
+
+/// The command with all that it started: what one that is given up left running would go on
+/// switching power, perhaps while somebody tries again.
+#[derive(Debug)]
+struct Group(Option<Pid>);
+
+impl Group {
+    /// The group that the command leads. Its number is its own as long as the command is not waited
+    /// for to its end.
+    fn of(child: &Child) -> Self {
+        let leader = child.id().and_then(|id| i32::try_from(id).ok());
+        Self(leader.filter(|id| *id > 1).map(Pid::from_raw))
+    }
+
+    /// It has ended by itself; what it left behind is meant to stay.
+    fn leave(&mut self) {
+        self.0 = None;
+    }
+
+    fn kill(&mut self) {
+        let Some(group) = self.0.take() else { return };
+        if let Err(error) = killpg(group, Signal::SIGKILL) {
+            tracing::warn!(%error, "what the fence command started could not be ended");
+        }
+    }
+}
+
+impl Drop for Group {
+    /// Whoever ran the command was dropped in the middle of it.
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -214,6 +255,26 @@ mod tests {
         let missing = fence(&["/nonexistent/fence", "{host}"], "1s").unwrap();
         let Fenced::Failed { how, .. } = missing.run(&host()).await else { panic!() };
         assert!(how.contains("could not be started"), "{how}");
+    }
+
+    /// Says whether a process is there and has not ended.
+    fn runs(pid: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+            !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+        })
+    }
+
+    #[tokio::test]
+    async fn what_a_command_that_is_given_up_started_ends_with_it() {
+        let script = "sleep 600 & echo $!; wait";
+        let Fenced::Failed { output, .. } = run(script, "300ms").await else { panic!() };
+        let ends = async {
+            while runs(&output) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(!output.is_empty());
+        assert!(tokio::time::timeout(Duration::from_secs(10), ends).await.is_ok(), "{output}");
     }
 
     #[tokio::test]

@@ -96,6 +96,90 @@ impl PlannerService for Service {
         reply(self.planner.fence_host(request.into_inner()).await)
     }
 
+    async fn cordon_host(
+        &self,
+        request: Request<v1::CordonHostRequest>,
+    ) -> Result<Response<v1::Host>, Status> {
+        reply(self.planner.cordon_host(request.into_inner()).await)
+    }
+
+    async fn uncordon_host(
+        &self,
+        request: Request<v1::UncordonHostRequest>,
+    ) -> Result<Response<v1::Host>, Status> {
+        reply(self.planner.uncordon_host(request.into_inner()).await)
+    }
+
+    async fn plan_maintenance(
+        &self,
+        request: Request<v1::MaintenanceRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.plan_maintenance(request.into_inner()).await)
+    }
+
+    async fn execute_maintenance(
+        &self,
+        request: Request<v1::MaintenanceRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.execute_maintenance(request.into_inner()).await)
+    }
+
+    async fn complete_maintenance(
+        &self,
+        request: Request<v1::CompleteMaintenanceRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.complete_maintenance(request.into_inner()).await)
+    }
+
+    async fn drain_host(
+        &self,
+        request: Request<v1::DrainHostRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.drain_host(request.into_inner()).await)
+    }
+
+    async fn retire_host(
+        &self,
+        request: Request<v1::DrainHostRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.retire_host(request.into_inner()).await)
+    }
+
+    async fn delete_host(
+        &self,
+        request: Request<v1::DeleteHostRequest>,
+    ) -> Result<Response<v1::DeleteHostReply>, Status> {
+        reply(self.planner.delete_host(request.into_inner()).await)
+    }
+
+    async fn list_emptyings(
+        &self,
+        request: Request<v1::ListEmptyingsRequest>,
+    ) -> Result<Response<v1::ListEmptyingsReply>, Status> {
+        reply(self.planner.list_emptyings(&request.into_inner()).await)
+    }
+
+    async fn get_emptying(
+        &self,
+        request: Request<v1::GetEmptyingRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.get_emptying(&request.into_inner().id).await)
+    }
+
+    async fn cancel_emptying(
+        &self,
+        request: Request<v1::CancelEmptyingRequest>,
+    ) -> Result<Response<v1::Emptying>, Status> {
+        reply(self.planner.cancel_emptying(request.into_inner()).await)
+    }
+
+    async fn list_queue(
+        &self,
+        _request: Request<v1::ListQueueRequest>,
+    ) -> Result<Response<v1::ListQueueReply>, Status> {
+        reply(self.planner.list_queue().await)
+    }
+
     async fn delete_vm(
         &self,
         request: Request<v1::DeleteVmRequest>,

@@ -22,8 +22,9 @@ pub use fleet::{held, snapshot};
 pub use truth::{Doubted, EndedBy};
 
 use crate::agents::rpc::Directory;
+use crate::clock;
 use crate::config::{Config, HostSettings};
-use crate::store::{HostRow, SavedHost, Store, StoreError, VmRow};
+use crate::store::{Declaration, HostRow, SavedHost, Store, StoreError, VmRow};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
@@ -49,6 +50,10 @@ struct Entry {
     row: Option<HostRow>,
     heard: Option<KnownHost>,
     superseded: VecDeque<String>,
+    /// When other planners were last told that the host is heard.
+    shared: Option<Timestamp>,
+    /// The declaration of death after which the host was asked once more.
+    asked_after: Option<Declaration>,
     /// VMs that came to be here since the last report.
     arrived: BTreeMap<VmId, VmUse>,
 }
@@ -145,6 +150,19 @@ impl Inventory {
                 .map(|(id, _)| id)
         };
         by_id.or_else(by_name).cloned()
+    }
+
+    /// Says whether other planners are to be told again that a host is heard, and notes that they
+    /// are.
+    #[must_use]
+    pub fn to_be_shared(&self, host: &HostId, now: Timestamp, every: Millis) -> bool {
+        let mut entries = self.locked();
+        let Some(entry) = entries.get_mut(host) else { return false };
+        let due = entry.shared.is_none_or(|last| now < last || now.since(last) >= every);
+        if due {
+            entry.shared = Some(now);
+        }
+        due
     }
 
     /// Counts a VM on a host that may not have reported it yet.
@@ -314,11 +332,20 @@ impl Inventory {
                 self.locked().entry(host.clone()).or_default().row = Some(row);
                 Ok(None)
             }
+            SavedHost::Deleted { at } => Ok(Some(format!(
+                "host {host} was deleted {}; stop its agent. Once the machine has been booted anew it may come back as a new host",
+                clock::rfc3339(at)
+            ))),
             SavedHost::NameTaken { by } => Ok(Some(format!(
                 "host {host} reports the display name `{}`, which host {by} has; give one of the two another `name`",
                 row.name
             ))),
         }
+    }
+
+    /// Forgets a host that was deleted.
+    pub fn forget(&self, host: &HostId) {
+        self.locked().remove(host);
     }
 
     fn keep(&self, host: &HostId, report: Arc<HostReport>, now: Timestamp) {

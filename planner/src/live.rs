@@ -20,6 +20,8 @@ pub struct Seen {
     pub destination: Option<VmObservation>,
     /// What keeps it from going on: the real text, and since when in milliseconds since 1970.
     pub trouble: Option<(String, u64)>,
+    /// The link that it waits for.
+    pub waits_for_link: Option<String>,
 }
 
 impl Seen {

@@ -69,7 +69,7 @@ async fn main() -> anyhow::Result<()> {
     }
     info!("planner is ending");
     notify(&[sd_notify::NotifyState::Stopping]);
-    shutdown.finish().await;
+    planner.leave().await;
     Ok(())
 }
 

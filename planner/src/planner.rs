@@ -6,17 +6,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::warn;
 use uuid::Uuid;
-use vmferry_types::{MigrationId, RequestId, Timestamp, VmId};
+use vmferry_planner_core::lifecycle::EmptyingId;
+use vmferry_types::{MigrationId, Millis, RequestId, Timestamp, VmId};
 
 use crate::agents::Agents;
 use crate::config::Config;
+use crate::driver;
 use crate::faults::FaultPoints;
 use crate::inventory::Inventory;
 use crate::live::Live;
 use crate::shutdown::Shutdown;
-use crate::store::Store;
-use crate::{clock, driver};
+use crate::store::{Store, StoreError};
+use crate::telemetry::Chain;
+
+/// The store's clock is read this often.
+const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
+/// A planner that ends waits for the store no longer than this.
+const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The parts that a planner is made of.
 #[derive(Debug)]
@@ -50,17 +59,32 @@ pub struct Planner {
     pub room: Notify,
     /// Whether a migration waits in the queue, as the reconciler last saw it.
     pub queue_waits: AtomicBool,
-    drivers: Mutex<BTreeMap<MigrationId, Arc<Notify>>>,
+    drivers: Mutex<BTreeMap<u128, Arc<Notify>>>,
     power: watch::Sender<u64>,
+    hosts: watch::Sender<u64>,
+    /// When the store's clock was read last, and what it said.
+    lease_clock: Mutex<Option<(Instant, Timestamp)>>,
 }
 
-/// What kind of admission a driver is for.
+/// What a driver is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drives {
     /// A migration.
-    Migration,
+    Migration(MigrationId),
     /// A start or a stop.
-    Power,
+    Power(MigrationId),
+    /// A maintenance job, a drain or a retirement.
+    Emptying(EmptyingId),
+}
+
+impl Drives {
+    /// Returns the number behind the id; no two rows share one.
+    const fn key(self) -> u128 {
+        match self {
+            Self::Migration(id) | Self::Power(id) => id.as_u128(),
+            Self::Emptying(id) => id.as_u128(),
+        }
+    }
 }
 
 impl Planner {
@@ -76,6 +100,8 @@ impl Planner {
             queue_waits: AtomicBool::new(false),
             drivers: Mutex::new(BTreeMap::new()),
             power: watch::channel(0).0,
+            hosts: watch::channel(0).0,
+            lease_clock: Mutex::new(None),
         })
     }
 
@@ -85,32 +111,55 @@ impl Planner {
         self.parts.store.as_ref()
     }
 
-    /// Makes sure that an open admission has a driver in this process.
-    pub fn drive(self: &Arc<Self>, id: MigrationId, kind: Drives) {
+    /// Makes sure that an open row has a driver in this process.
+    pub fn drive(self: &Arc<Self>, what: Drives) {
         let nudge = Arc::new(Notify::new());
+        let key = what.key();
         {
             let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-            if drivers.contains_key(&id) {
+            if drivers.contains_key(&key) {
                 return;
             }
-            drivers.insert(id, Arc::clone(&nudge));
+            drivers.insert(key, Arc::clone(&nudge));
         }
-        let registration = Registration { planner: Arc::clone(self), id };
+        let registration = Registration { planner: Arc::clone(self), key };
         let planner = Arc::clone(self);
         self.parts.shutdown.spawn(async move {
             // Dropped however the task ends, so that the reconciler can give the row a new driver.
             let _registration = registration;
-            match kind {
-                Drives::Migration => driver::migration::drive(&planner, id, &nudge).await,
-                Drives::Power => driver::power::drive(&planner, id).await,
+            match what {
+                Drives::Migration(id) => driver::migration::drive(&planner, id, &nudge).await,
+                Drives::Power(id) => driver::power::drive(&planner, id).await,
+                Drives::Emptying(id) => driver::emptying::drive(&planner, id, &nudge).await,
             }
         });
+    }
+
+    /// Tells the driver of an emptying, if it is in this process, that the row has changed.
+    pub fn nudge_emptying(&self, id: EmptyingId) {
+        let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nudge) = drivers.get(&id.as_u128()) {
+            nudge.notify_one();
+        }
+        drop(drivers);
+        self.hosts_changed();
+    }
+
+    /// Rings for everyone who waits for something to end or for a host to change.
+    pub fn hosts_changed(&self) {
+        self.hosts.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Subscribes to ends of migrations and changes of hosts.
+    #[must_use]
+    pub fn host_changes(&self) -> watch::Receiver<u64> {
+        self.hosts.subscribe()
     }
 
     /// Tells the driver of a migration, if it is in this process, that the row has changed.
     pub fn nudge(&self, id: MigrationId) {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(nudge) = drivers.get(&id) {
+        if let Some(nudge) = drivers.get(&id.as_u128()) {
             nudge.notify_one();
         }
         drop(drivers);
@@ -128,11 +177,53 @@ impl Planner {
         self.power.subscribe()
     }
 
-    /// Returns until when a lease taken now holds.
+    /// Returns how long a lease holds.
     #[must_use]
-    pub fn lease_until(&self) -> Timestamp {
-        let lease = u64::try_from(self.parts.config.policy.lease.as_millis()).unwrap_or(u64::MAX);
-        Timestamp(clock::now().value().saturating_add(lease))
+    pub fn lease_term(&self) -> Millis {
+        millis(self.parts.config.policy.lease)
+    }
+
+    /// Reads the clock that leases are counted by. The store is asked now and then only: between,
+    /// its time passes as it does here.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease_clock(&self) -> Result<Timestamp, StoreError> {
+        let known = *self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, said)) = known.filter(|(at, _)| at.elapsed() < CLOCK_READ_EVERY) {
+            return Ok(said.plus(Timestamp(millis(at.elapsed()).value())));
+        }
+        let said = self.store().lease_clock().await?;
+        let mut known = self.lease_clock.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some((Instant::now(), said));
+        Ok(said)
+    }
+
+    /// Returns the time by which leases are counted, and until when one that is taken now holds.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does.
+    pub async fn lease(&self) -> Result<(Timestamp, Timestamp), StoreError> {
+        let now = self.lease_clock().await?;
+        Ok((now, now.plus(Timestamp(self.lease_term().value()))))
+    }
+
+    /// Ends everything that this planner does, and lets go of what it drives, so that another one
+    /// need not wait for leases to end. One that cannot say so is waited for, as after a crash.
+    pub async fn leave(&self) {
+        self.parts.shutdown.finish().await;
+        let said = tokio::time::timeout(GOODBYE, self.store().release_leases(&self.owner)).await;
+        match said {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                warn!(error = %Chain(&error), "leases could not be released; they end by themselves");
+            }
+            Err(_) => {
+                warn!(waited = ?GOODBYE, "leases could not be released; they end by themselves")
+            }
+        }
     }
 
     /// Returns how often a lease is renewed: twice before it ends.
@@ -142,9 +233,15 @@ impl Planner {
     }
 }
 
+/// Returns a span in milliseconds.
+#[must_use]
+pub fn millis(of: Duration) -> Millis {
+    Millis(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
+}
+
 struct Registration {
     planner: Arc<Planner>,
-    id: MigrationId,
+    key: u128,
 }
 
 impl Drop for Registration {
@@ -152,7 +249,7 @@ impl Drop for Registration {
         // The reconciler finds the row without a driver at its next tick. Not at once: whoever holds
         // the row, or whatever keeps the store from answering, would be asked without a pause.
         let mut drivers = self.planner.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        drivers.remove(&self.id);
+        drivers.remove(&self.key);
     }
 }
 

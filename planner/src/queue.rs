@@ -1,5 +1,9 @@
-//! Tries again for migrations that found no room: the oldest first, for room that is freed goes to
-//! who waited longest.
+//! Tries again for those that found no room: migrations, and VMs that are to be started.
+//!
+//! In the order of the core's queue: by priority, the oldest first. Each is tried by itself, so one
+//! that fits is not held up by an older one that does not.
+
+mod start;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +12,98 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{error, info};
 use vmferry_planner_core::migration::{Event, Phase};
-use vmferry_types::{HostId, MigrationId};
+use vmferry_planner_core::queue::{Place, Waiting, order};
+use vmferry_types::{HostId, MigrationId, Timestamp};
 
 use crate::admission::{self, Found};
 use crate::planner::Planner;
-use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, StoreError};
+use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, QueuedStart, StoreError};
 use crate::telemetry::Chain;
 use crate::{clock, faults};
 
 /// However often the queue is woken, a row is not tried more often than this.
 const PACE: Duration = Duration::from_secs(1);
+
+/// One that waits for room.
+#[derive(Clone, Debug)]
+pub enum Row {
+    /// A migration.
+    Migration(Box<MigrationRow>),
+    /// A start.
+    Start(Box<QueuedStart>),
+}
+
+impl Row {
+    /// Returns its id.
+    #[must_use]
+    pub fn id(&self) -> MigrationId {
+        match self {
+            Self::Migration(row) => row.migration.id,
+            Self::Start(start) => start.id,
+        }
+    }
+}
+
+/// One that waits for room, and where it stands.
+#[derive(Clone, Debug)]
+pub struct Queued {
+    /// What waits.
+    pub row: Row,
+    /// For what, since when and until when.
+    pub waiting: Waiting,
+    /// At which position.
+    pub place: Place,
+}
+
+/// Reads all that wait, in the order in which they are tried.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn queued(planner: &Planner) -> Result<Vec<Queued>, StoreError> {
+    let open = Filter { open: OnlyOpen::Open, ..Filter::default() };
+    let migrations = planner.store().migrations(&open).await?.into_iter();
+    let starts = planner.store().queued_starts().await?.into_iter();
+    let mut rows: BTreeMap<MigrationId, (Row, Waiting)> = migrations
+        .filter_map(|row| Some((row.migration.id, (of_migration(&row)?, row))))
+        .map(|(id, (waiting, row))| (id, (Row::Migration(Box::new(row)), waiting)))
+        .chain(
+            starts.map(|start| (start.id, (Row::Start(Box::new(start.clone())), of_start(&start)))),
+        )
+        .collect();
+    let waiting: Vec<Waiting> = rows.values().map(|(_, waiting)| waiting.clone()).collect();
+    let places = order(&waiting, &planner.parts.config.policy.ranking);
+    Ok(places
+        .into_iter()
+        .filter_map(|place| {
+            let (row, waiting) = rows.remove(&place.id)?;
+            Some(Queued { row, waiting, place })
+        })
+        .collect())
+}
+
+fn of_migration(row: &MigrationRow) -> Option<Waiting> {
+    let Phase::Queued { blocked, deadline } = &row.migration.phase else { return None };
+    Some(Waiting {
+        id: row.migration.id,
+        priority: row.notes.sake.priority,
+        asked: Timestamp(row.created_us),
+        blocked_since: blocked.as_ref().map(|blocked| blocked.since),
+        deadline: *deadline,
+        note: blocked.as_ref().map(|blocked| blocked.note.clone()).unwrap_or_default(),
+    })
+}
+
+fn of_start(start: &QueuedStart) -> Waiting {
+    Waiting {
+        id: start.id,
+        priority: start.priority,
+        asked: Timestamp(start.asked_us),
+        blocked_since: Some(start.blocked_since),
+        deadline: start.deadline,
+        note: start.note.clone(),
+    }
+}
 
 /// Runs until the planner ends.
 pub(crate) async fn run(planner: &Arc<Planner>) {
@@ -41,20 +127,20 @@ async fn once(
     planner: &Arc<Planner>,
     tried: &mut BTreeMap<MigrationId, Instant>,
 ) -> Result<(), StoreError> {
-    let open = Filter { open: OnlyOpen::Open, ..Filter::default() };
-    let mut rows = planner.store().migrations(&open).await?;
-    rows.retain(|row| matches!(row.migration.phase, Phase::Queued { .. }));
-    rows.reverse();
-    tried.retain(|id, _| rows.iter().any(|row| row.migration.id == *id));
+    let rows = queued(planner).await?;
+    tried.retain(|id, _| rows.iter().any(|of| of.row.id() == *id));
     let pace = PACE.min(planner.parts.config.policy.queue_retry);
-    for row in rows {
+    for of in rows {
         let now = Instant::now();
         let due = tried
-            .get(&row.migration.id)
+            .get(&of.row.id())
             .is_none_or(|before| now.saturating_duration_since(*before) >= pace);
         if due {
-            tried.insert(row.migration.id, now);
-            try_admit(planner, row).await?;
+            tried.insert(of.row.id(), now);
+            match of.row {
+                Row::Migration(row) => try_admit(planner, *row).await?,
+                Row::Start(start) => start::try_start(planner, &start).await?,
+            }
         }
     }
     Ok(())
@@ -80,7 +166,8 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
     }
     let Some(vm) = planner.store().vm(row.migration.vm).await? else { return Ok(()) };
     let asked = row.migration.terms.asked_destination.as_ref();
-    match admission::destination(planner, &vm, &row.migration.source, asked).await? {
+    let sake = &row.notes.sake;
+    match admission::destination(planner, &vm, &row.migration.source, asked, sake).await? {
         Found::Destination(grant) => {
             planner.parts.faults.pass("before_commit", "admitted").await;
             match planner.store().grant(&row, &grant, clock::now_us()).await? {
@@ -112,7 +199,7 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
 }
 
 /// Says whether a reason against a host is only that nobody could ask it now.
-fn passes(code: &str) -> bool {
+pub(crate) fn passes(code: &str) -> bool {
     matches!(code, "not_connected" | "learning" | "unreadable" | "stale_report")
 }
 
@@ -137,9 +224,25 @@ async fn apply(planner: &Arc<Planner>, row: &MigrationRow, event: Event) -> Resu
             planner.live.ring(row.migration.id);
             if after.ended_us.is_some() {
                 planner.live.end(row.migration.id);
+                planner.hosts_changed();
             }
         }
         Commit::Raced => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_host_itself_may_take_back_passes() {
+        for code in ["not_connected", "learning", "unreadable", "stale_report"] {
+            assert!(passes(code), "{code}");
+        }
+        for code in ["disk_missing", "pinned", "cpu_model_missing", "qemu_blocked", ""] {
+            assert!(!passes(code), "{code}");
+        }
+    }
 }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tracing::error;
+use tracing::{error, warn};
 use vmferry_types::{Claim, MigrationId, PhaseLabel, Seq, Timestamp};
 
 use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
-use crate::store::{Filter, OnlyOpen, Sharing, StoreError};
+use crate::store::{EmptyingFilter, Filter, OnlyOpen, Sharing, StoreError, Which, lease_holds};
 use crate::sweep;
 use crate::telemetry::Chain;
 
@@ -60,23 +60,37 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
         let power = actions.iter().map(|action| (action.id, (action.claim, action.seq)));
         tell_changes(planner, known, migrations.chain(power).collect());
     }
-    let queued = rows.iter().any(|row| row.migration.label() == PhaseLabel::Queued);
+    let starts = planner.store().queued_starts().await?;
+    let queued =
+        rows.iter().any(|row| row.migration.label() == PhaseLabel::Queued) || !starts.is_empty();
     planner.queue_waits.store(queued, Ordering::Relaxed);
     if queued {
         planner.room.notify_one();
     }
-    let now = clock::now();
+    let (now, term) = (planner.lease_clock().await?, planner.lease_term());
     let free = |owner: Option<&String>, until: Timestamp| {
-        owner.is_none_or(|owner| *owner == planner.owner) || until <= now
+        let Some(owner) = owner.filter(|owner| **owner != planner.owner) else { return true };
+        let holds = lease_holds(until, now, term);
+        if !holds && until > now {
+            warn!(%owner, until = clock::rfc3339(until), now = clock::rfc3339(now),
+                "a lease reaches further ahead than one can: a clock was wrong, and it is taken for ended");
+        }
+        !holds
     };
     for row in rows.iter().filter(|row| row.migration.label() != PhaseLabel::Queued) {
         if free(row.lease_owner.as_ref(), row.lease_until) {
-            planner.drive(row.migration.id, Drives::Migration);
+            planner.drive(Drives::Migration(row.migration.id));
         }
     }
     for action in actions {
         if free(action.lease_owner.as_ref(), action.lease_until) {
-            planner.drive(action.id, Drives::Power);
+            planner.drive(Drives::Power(action.id));
+        }
+    }
+    let driven = EmptyingFilter { which: Which::Driven, ..EmptyingFilter::default() };
+    for row in planner.store().emptyings(&driven).await? {
+        if free(row.lease_owner.as_ref(), row.lease_until) {
+            planner.drive(Drives::Emptying(row.id()));
         }
     }
     Ok(())
@@ -93,6 +107,7 @@ fn tell_changes(planner: &Planner, known: &mut Known, read: Known) {
     let mut ended = known.keys().filter(|id| !read.contains_key(*id)).peekable();
     if ended.peek().is_some() {
         planner.power_changed();
+        planner.hosts_changed();
     }
     for id in ended {
         planner.nudge(*id);

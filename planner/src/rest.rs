@@ -4,6 +4,7 @@ mod capacity;
 mod error;
 mod events;
 mod extract;
+mod lifecycle;
 mod operator;
 
 use std::sync::Arc;
@@ -31,7 +32,21 @@ pub fn router(planner: Arc<Planner>) -> Router {
     Router::new()
         .route("/api/capacity", get(capacity::capacity))
         .route("/api/hosts", get(hosts))
-        .route("/api/hosts/{id}", get(host))
+        .route("/api/hosts/{id}", get(host).delete(lifecycle::delete))
+        .route("/api/hosts/{id}/cordon", post(lifecycle::cordon))
+        .route("/api/hosts/{id}/uncordon", post(lifecycle::uncordon))
+        .route("/api/hosts/{id}/drain", post(lifecycle::drain))
+        .route("/api/hosts/{id}/retire", post(lifecycle::retire))
+        .route("/api/hosts/{id}/maintenance/plan", post(lifecycle::plan))
+        .route("/api/hosts/{id}/maintenance/execute", post(lifecycle::execute))
+        .route("/api/hosts/{id}/maintenance/jobs", get(lifecycle::jobs))
+        .route("/api/maintenance/jobs/{id}", get(lifecycle::one))
+        .route("/api/maintenance/jobs/{id}/cancel", post(lifecycle::cancel))
+        .route("/api/maintenance/jobs/{id}/complete", post(lifecycle::complete))
+        .route("/api/emptyings", get(lifecycle::all))
+        .route("/api/emptyings/{id}", get(lifecycle::one))
+        .route("/api/emptyings/{id}/cancel", post(lifecycle::cancel))
+        .route("/api/queue", get(lifecycle::queue))
         .route("/api/hosts/{id}/declare-dead", post(operator::declare_dead))
         .route("/api/hosts/{id}/fence", post(operator::fence))
         .route("/api/vms", get(vms).post(start_new))
@@ -82,7 +97,7 @@ async fn vm(State(planner): Shared, Segment(name): Segment) -> Answer<v1::Vm> {
 
 /// Answers 202 while the start or stop is under way.
 fn accepted(vm: v1::Vm) -> Response {
-    let under_way = matches!(vm.power.as_str(), "starting" | "stopping");
+    let under_way = matches!(vm.power.as_str(), "starting" | "stopping") || vm.queued.is_some();
     let status = if under_way { StatusCode::ACCEPTED } else { StatusCode::OK };
     (status, axum::Json(vm)).into_response()
 }

@@ -10,19 +10,26 @@ pub mod contract;
 pub mod rows;
 pub mod sql;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use vmferry_planner_core::fleet::Lifecycle;
+use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::Refusal;
-use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+use vmferry_planner_core::queue::Ranking;
+use vmferry_planner_core::queue::slot::Limits;
+use vmferry_types::{Claim, HostId, MigrationId, Seq, Timestamp, VmId};
 
 pub use rows::{
-    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, DeclarationKind, Declared,
-    Defined, Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
-    NewMigration, NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Request, Reservation, Room, SavedHost, TakeOver, TakePower, Tombstone, VmRow,
-    check_changes,
+    Admission, AdmitPower, Adopted, AskHost, BegunFor, Change, Commit, Cordon, Declaration,
+    DeclarationKind, Declared, Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow,
+    EmptyingNotes, EmptyingRow, Ends, Filter, Followed, FromQueue, Grant, Granted, HostAnswer,
+    HostDone, HostRow, LogRow, Lost, MigrationRow, NewEmptying, NewMigration, NewPower, Notes,
+    OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart, Refused,
+    Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying, TakeOver,
+    TakePower, Tombstone, VmRow, Which, check_changes, lease_holds, slot_of,
 };
 
 /// Says why the store could not do what it was asked.
@@ -108,6 +115,12 @@ pub enum StoreError {
         /// Why.
         source: Refusal,
     },
+    /// The same of what empties a host.
+    #[error("store: the emptying of a host does not take what was decided for it")]
+    Emptying {
+        /// Why.
+        source: vmferry_planner_core::lifecycle::Refusal,
+    },
     /// An open migration's VM belongs to no or another admission.
     #[error("store: migration {migration} is open, but its VM is not given to it")]
     Orphan {
@@ -132,11 +145,22 @@ pub enum Sharing {
 pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     /// Says whether other planners may use it too.
     fn sharing(&self) -> Sharing;
+    /// Reads the clock by which leases are counted: one for all who use the store, so that a
+    /// planner whose own clock is wrong neither keeps a row for long nor lets go of it at once.
+    fn lease_clock(&self) -> Stored<'_, Timestamp>;
 
     /// Reads every host that ever introduced itself.
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
+    /// Writes that a planner has heard a host, by the [lease clock](Self::lease_clock).
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()>;
+    /// Reads when a host was heard last, if that was by another planner than `by`.
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>>;
     /// Writes that a host is dead, and marks as lost what ran there and no admission owns.
     fn declare_dead<'a>(
         &'a self,
@@ -154,6 +178,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
 
     /// Reads every VM that is not deleted.
     fn vms(&self) -> Stored<'_, Vec<VmRow>>;
+    /// Reads the VMs that a host owns, or owned last.
+    fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>>;
     /// Reads one VM.
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>>;
     /// Reads the VMs of a name; more than one only if several were adopted so.
@@ -182,6 +208,71 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn cordon<'a>(&'a self, cordon: &'a Cordon) -> Stored<'a, ()>;
     /// Lets go of what an owner held.
     fn uncordon<'a>(&'a self, host: &'a HostId, owner: &'a str) -> Stored<'a, ()>;
+    /// Reads what hosts are to everyone else for the sake of what empties them; one that is not
+    /// named is active.
+    fn lifecycles(&self) -> Stored<'_, BTreeMap<HostId, Lifecycle>>;
+
+    /// Does what is asked of a host, or says what is there first; all under the host's lock.
+    fn ask_host<'a>(&'a self, ask: &'a AskHost, now_us: u64) -> Stored<'a, HostAnswer>;
+    /// Reads one maintenance job, drain or retirement.
+    fn emptying(&self, id: EmptyingId) -> Stored<'_, Option<EmptyingRow>>;
+    /// Reads those, the newest first.
+    fn emptyings<'a>(&'a self, filter: &'a EmptyingFilter) -> Stored<'a, Vec<EmptyingRow>>;
+    /// Reads what happened to one, in order.
+    fn emptying_log(&self, id: EmptyingId) -> Stored<'_, Vec<EmptyingLogRow>>;
+    /// Makes `owner` its driver, under the next claim.
+    fn take_over_emptying<'a>(
+        &'a self,
+        id: EmptyingId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeEmptying>;
+    /// Keeps its lease; `false` if it is another's by now.
+    fn renew_emptying_lease<'a>(
+        &'a self,
+        row: &'a EmptyingRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool>;
+    /// Writes changes with the cordon that follows from them, or nothing.
+    fn commit_emptying<'a>(
+        &'a self,
+        before: &'a EmptyingRow,
+        changes: &'a [EmptyingChange],
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<EmptyingRow>>>;
+
+    /// Takes, or keeps, the slot that a migration needs before its memory crosses.
+    fn take_slot<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        limits: &'a Limits,
+        ranking: &'a Ranking,
+        now: Timestamp,
+    ) -> Stored<'a, Slot>;
+
+    /// Lets a start wait for room, or says why not.
+    fn queue_start<'a>(&'a self, new: &'a QueuedStart, now: Timestamp) -> Stored<'a, QueueStart>;
+    /// Reads the starts that wait.
+    fn queued_starts(&self) -> Stored<'_, Vec<QueuedStart>>;
+    /// Reads a start that waits, or waited.
+    fn queued_start(&self, id: MigrationId) -> Stored<'_, Option<QueuedStart>>;
+    /// Writes why a start waits still; `false` if it does not any more.
+    fn note_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        note: &'a str,
+    ) -> Stored<'a, bool>;
+    /// Ends the wait of a start without one; `false` if it had ended.
+    fn end_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        outcome: &'a str,
+        now_us: u64,
+    ) -> Stored<'a, bool>;
 
     /// Admits a migration, queues it, or says why not; all under the write lock.
     fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission>;
@@ -193,7 +284,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn migrations<'a>(&'a self, filter: &'a Filter) -> Stored<'a, Vec<MigrationRow>>;
     /// Reads what happened to a migration, in order.
     fn log(&self, id: MigrationId) -> Stored<'_, Vec<LogRow>>;
-    /// Makes `owner` the driver of an open migration, under the next claim.
+    /// Makes `owner` the driver of an open migration, under the next claim. Both times are of the
+    /// [lease clock](Self::lease_clock); another's lease that reaches further than one can is none.
     fn take_over<'a>(
         &'a self,
         id: MigrationId,
@@ -208,6 +300,8 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
         owner: &'a str,
         lease_until: Timestamp,
     ) -> Stored<'a, bool>;
+    /// Ends the leases of one planner, which drives nothing any more: another may begin at once.
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()>;
     /// Ends every lease: called by a planner that has just opened a store that it has alone.
     fn clear_leases(&self) -> Stored<'_, ()>;
     /// Admits a queued migration to a destination that was found for it.

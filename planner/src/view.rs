@@ -1,16 +1,22 @@
 //! Rows and reports as messages: what users are shown.
 
+mod emptying;
 mod host;
 mod migration;
+mod queue;
+
+use std::collections::BTreeMap;
 
 use vmferry_planner_core::doctor::{GaveUp, OpenHalf};
 use vmferry_planner_core::evidence::{Continued, Handed};
 use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Phase, Stage};
 use vmferry_proto::v1;
-use vmferry_types::{HostId, PowerState, Role};
+use vmferry_types::{HostId, MigrationId, PowerState, Role};
 
-pub use host::hosts;
-pub use migration::{migration, still_ms, stuck, summary};
+pub use emptying::{emptying, emptying_with_log, story};
+pub use host::{hosts, with_past};
+pub use migration::{migration, still_ms, stuck, summaries, summary};
+pub use queue::queue;
 
 use crate::api::ApiError;
 use crate::planner::Planner;
@@ -43,6 +49,7 @@ pub fn note(entry: &Entry) -> String {
         | Event::DecidedForward
         | Event::SourceGone { .. }
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::GuestPoweredOff { .. }
         | Event::ReceiverGone { .. }
         | Event::DestinationRuns
@@ -85,7 +92,20 @@ pub fn blocker(blocker: &Blocker) -> v1::Blocker {
 ///
 /// Fails if the store does.
 pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
-    vm_reported(planner, row, &planner.parts.inventory.reported(row.id)).await
+    let waiting = waiting(planner, std::iter::once(row)).await?;
+    vm_reported(planner, row, &planner.parts.inventory.reported(row.id), &waiting).await
+}
+
+/// Reads the queue if any of the VMs may wait in it.
+async fn waiting<'a>(
+    planner: &Planner,
+    mut rows: impl Iterator<Item = &'a VmRow>,
+) -> Result<BTreeMap<MigrationId, v1::QueueEntry>, ApiError> {
+    if rows.any(|row| row.admission.is_some()) {
+        Ok(queue::queue_by_id(planner).await?)
+    } else {
+        Ok(BTreeMap::new())
+    }
 }
 
 /// Shows many VMs.
@@ -95,13 +115,14 @@ pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
 /// Fails if the store does.
 pub async fn vms<'a>(
     planner: &Planner,
-    rows: impl Iterator<Item = &'a VmRow>,
+    rows: impl Iterator<Item = &'a VmRow> + Clone,
 ) -> Result<Vec<v1::Vm>, ApiError> {
+    let waiting = waiting(planner, rows.clone()).await?;
     let reported = planner.parts.inventory.all_reported();
     let mut shown = Vec::new();
     for row in rows {
         let of = reported.get(&row.id).map_or(&[][..], Vec::as_slice);
-        shown.push(vm_reported(planner, row, of).await?);
+        shown.push(vm_reported(planner, row, of, &waiting).await?);
     }
     Ok(shown)
 }
@@ -110,6 +131,7 @@ async fn vm_reported(
     planner: &Planner,
     row: &VmRow,
     reported: &[(HostId, v1::VmReport)],
+    waiting: &BTreeMap<MigrationId, v1::QueueEntry>,
 ) -> Result<v1::Vm, ApiError> {
     let owner = reported.iter().find(|(host, _)| Some(host) == row.host.as_ref());
     let (mut observed, mut run_state) = (0, String::new());
@@ -153,6 +175,11 @@ async fn vm_reported(
         migration_phase,
         definition: row.definition.clone(),
         resolved_machine: row.resolved_machine.clone(),
+        queued: row
+            .admission
+            .and_then(|id| waiting.get(&id))
+            .filter(|entry| entry.kind == "start")
+            .cloned(),
     })
 }
 

@@ -16,6 +16,7 @@ pub mod cancel;
 pub mod crash;
 pub mod death;
 pub mod declared;
+pub mod drain;
 pub mod fence;
 pub mod held;
 pub mod hold;
@@ -136,6 +137,7 @@ pub fn all() -> Vec<Case> {
         crash::cases(),
         crate::matrix::representatives(),
         declared::cases(),
+        drain::cases(),
         fence::cases(),
         hold::cases(),
         held::cases(),

@@ -6,6 +6,7 @@
 //! [`evidence`] says what was seen, and [`page`] writes all of it down for people.
 
 pub mod agent_table;
+pub mod edges;
 pub mod evidence;
 pub mod page;
 pub mod scenario;
@@ -107,18 +108,47 @@ pub struct End {
     pub generations: u64,
 }
 
+/// How it may end.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome {
+    /// In this way.
+    One(End),
+    /// In one of two ways, and what decides which.
+    Either(End, End, &'static str),
+}
+
+impl Outcome {
+    /// Returns the ends that are right.
+    #[must_use]
+    pub fn ends(self) -> Vec<End> {
+        match self {
+            Self::One(end) => vec![end],
+            Self::Either(one, other, _) => vec![one, other],
+        }
+    }
+
+    /// Says what decides which of two it is.
+    #[must_use]
+    pub const fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::One(_) => None,
+            Self::Either(.., reason) => Some(reason),
+        }
+    }
+}
+
 /// What the design says of a victim at a point.
 #[derive(Clone, Copy, Debug)]
 pub enum Planned {
-    /// It ends so, or in any of these ways.
-    Ends(&'static [End]),
+    /// It ends so.
+    Ends(Outcome),
     /// It ends in one way if the planner that waits at the point goes on to commit what it saw
     /// before, and in another if that planner dies too and the next one looks anew.
     Differs {
         /// The planner at the point goes on.
-        goes_on: &'static [End],
+        goes_on: Outcome,
         /// It dies with the victim.
-        looks_anew: &'static [End],
+        looks_anew: Outcome,
     },
     /// It cannot be tried, and why.
     Never(&'static str),
@@ -129,11 +159,11 @@ impl Planned {
     ///
     /// Where two planners share a store, the one at the point dies with whoever else does.
     #[must_use]
-    pub const fn over(self, store: Store) -> Option<&'static [End]> {
+    pub const fn over(self, store: Store) -> Option<Outcome> {
         match (self, store) {
-            (Self::Ends(ends), _)
-            | (Self::Differs { goes_on: ends, .. }, Store::Sqlite)
-            | (Self::Differs { looks_anew: ends, .. }, Store::Postgres) => Some(ends),
+            (Self::Ends(outcome), _)
+            | (Self::Differs { goes_on: outcome, .. }, Store::Sqlite)
+            | (Self::Differs { looks_anew: outcome, .. }, Store::Postgres) => Some(outcome),
             (Self::Never(_), _) => None,
         }
     }
@@ -196,7 +226,7 @@ pub struct Cell {
     /// Over which store.
     pub store: Store,
     /// How it has to end.
-    pub ends: &'static [End],
+    pub outcome: Outcome,
 }
 
 impl Cell {
@@ -239,24 +269,24 @@ pub fn cells(stores: &[Store]) -> Vec<Cell> {
         for row in table::rows() {
             for (point, planned) in row.points() {
                 for (victim, planned) in Victim::EACH.into_iter().zip(planned) {
-                    cells.extend(planned.over(*store).map(|ends| Cell {
+                    cells.extend(planned.over(*store).map(|outcome| Cell {
                         scenario: row.scenario,
                         point,
                         victim,
                         store: *store,
-                        ends,
+                        outcome,
                     }));
                 }
             }
         }
         for row in agent_table::rows() {
             for (point, victim, planned) in row.points() {
-                cells.extend(planned.over(*store).map(|ends| Cell {
+                cells.extend(planned.over(*store).map(|outcome| Cell {
                     scenario: row.scenario,
                     point,
                     victim,
                     store: *store,
-                    ends,
+                    outcome,
                 }));
             }
         }

@@ -1,7 +1,8 @@
 //! The planners of one case: one with a store of its own, or two that share a PostgreSQL.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -53,6 +54,7 @@ pub struct Planner {
     pub daemon: Daemon,
     /// Its fault points.
     pub faults: Faults,
+    config: PathBuf,
 }
 
 impl Planner {
@@ -90,7 +92,17 @@ impl Planner {
         let binary = artifacts.binaries.join("vmferry-planner");
         let name = if number == 0 { "planner".to_owned() } else { format!("planner-{number}") };
         let daemon = Daemon::new(&name, &lab.namespace("pl"), &binary, &path, &dir.join("log"));
-        Ok(Self { daemon, faults })
+        Ok(Self { daemon, faults, config: path })
+    }
+
+    /// Adds a table to its configuration, for its next start.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be written.
+    pub fn configure(&self, table: &str) -> Result<()> {
+        let mut file = File::options().append(true).open(&self.config).context("open its file")?;
+        write!(file, "\n{table}").with_context(|| format!("write {}", self.config.display()))
     }
 }
 

@@ -1,7 +1,11 @@
 //! `vmferry host`.
 
 use clap::{Args, Subcommand};
-use vmferry_proto::v1::{DeclareHostDeadRequest, FenceHostRequest};
+use std::time::Duration;
+use vmferry_proto::v1::{
+    CordonHostRequest, DeclareHostDeadRequest, DeleteHostRequest, FenceHostRequest,
+    UncordonHostRequest,
+};
 
 use crate::client::Client;
 use crate::failure::Failure;
@@ -17,6 +21,28 @@ pub(crate) enum Command {
         /// Id or display name
         host: String,
     },
+    /// Keep a host from taking placements, in your name
+    Cordon(CordonArgs),
+    /// Let a host take placements again; cancels the drain or retirement that holds it
+    Uncordon {
+        /// Id or display name
+        host: String,
+        /// Lift what this operator holds
+        #[arg(long, value_name = "NAME")]
+        owner: Option<String>,
+    },
+    /// Plan, carry out, cancel and complete maintenance
+    #[command(subcommand)]
+    Maintenance(super::emptying::Command),
+    /// Empty a host and keep it empty, until it is uncordoned
+    Drain(super::emptying::DrainArgs),
+    /// Empty a host to be rid of it: once its own agent says that it is empty it may be deleted
+    Retire(super::emptying::DrainArgs),
+    /// Forget a retired host, or a dead one that nothing is left of
+    Delete {
+        /// Id or display name
+        host: String,
+    },
     /// Say that a host is dead, after its power was switched off by hand: its VMs are lost and may
     /// be started elsewhere, and migrations that wait for it end
     DeclareDead(DeclareArgs),
@@ -25,6 +51,18 @@ pub(crate) enum Command {
         /// Id or display name
         host: String,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CordonArgs {
+    /// Id or display name
+    host: String,
+    /// Why; for whoever finds the host closed
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// Let it end by itself after so long
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -48,6 +86,31 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         Command::Show { host } => {
             let host = client.host(&host).await?;
             output.answer(&host, render::host::show);
+        }
+        Command::Cordon(args) => {
+            let operation = format!("cordon host {}", args.host);
+            let millis =
+                |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+            let for_ms = args.time.map_or(0, millis);
+            let request =
+                CordonHostRequest { host: args.host, by: who(), reason: args.reason, for_ms };
+            let host = client.cordon_host(&operation, request).await?;
+            output.answer(&host, render::host::story);
+        }
+        Command::Uncordon { host, owner } => {
+            let operation = format!("uncordon host {host}");
+            let request = UncordonHostRequest { host, by: owner.unwrap_or_else(who) };
+            let host = client.uncordon_host(&operation, request).await?;
+            output.answer(&host, render::host::story);
+        }
+        Command::Maintenance(command) => super::emptying::run(command, client, output).await?,
+        Command::Drain(args) => super::emptying::drain(args, client, output).await?,
+        Command::Retire(args) => super::emptying::retire(args, client, output).await?,
+        Command::Delete { host } => {
+            let operation = format!("delete host {host}");
+            let request = DeleteHostRequest { host, by: who() };
+            let reply = client.delete_host(&operation, request).await?;
+            output.answer(&reply, |reply| format!("host {} is deleted", reply.id));
         }
         Command::DeclareDead(args) => declare_dead(client, output, args).await?,
         Command::Fence { host } => {
@@ -86,7 +149,7 @@ async fn declare_dead(client: &Client, output: &Output, args: DeclareArgs) -> Re
 }
 
 /// Names who gives the command, as far as this machine knows.
-fn who() -> String {
+pub(super) fn who() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|of| std::env::var(of).ok());
     name.filter(|name| !name.is_empty()).unwrap_or_else(|| "an operator".to_owned())
 }

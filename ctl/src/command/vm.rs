@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
-use vmferry_proto::v1::{MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
+use vmferry_proto::v1::{DeleteVmRequest, MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
 use vmferry_types::PowerState;
 
 use super::migration::{WaitArgs, wait_for_end};
@@ -40,6 +40,10 @@ pub(crate) enum Command {
     Delete {
         /// Name or id
         vm: String,
+        /// It is taken to run, and you have made sure that no host has it: all are asked, and have
+        /// to answer or to be declared dead
+        #[arg(long)]
+        it_runs_nowhere: bool,
     },
     /// Move a running VM to another host
     Migrate(MigrateArgs),
@@ -53,6 +57,9 @@ pub(crate) struct StartArgs {
     /// Start it on this host; without, the planner chooses
     #[arg(long, value_name = "HOST", default_value = "", hide_default_value = true)]
     on: String,
+    /// How long it may wait for room [default: the planner's own limit, 2h]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    queue_deadline: Option<Duration>,
     #[command(flatten)]
     request: RequestArgs,
     #[command(flatten)]
@@ -191,8 +198,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         }
         Command::Start(args) => start(client, output, &args).await,
         Command::Stop(args) => stop(client, output, &args).await,
-        Command::Delete { vm } => {
-            let reply = client.delete_vm(&format!("delete VM {vm}"), &vm).await?;
+        Command::Delete { vm, it_runs_nowhere } => {
+            let confirmation = if it_runs_nowhere { "it-runs-nowhere" } else { "" };
+            let operation = format!("delete VM {vm}");
+            let request = DeleteVmRequest { vm, confirmation: confirmation.to_owned() };
+            let reply = client.delete_vm(&operation, request).await?;
             output.answer(&reply, render::vm::deleted);
             Ok(())
         }
@@ -217,7 +227,9 @@ async fn start(client: &Client, output: &Output, args: &StartArgs) -> Result<(),
     };
     let host = args.on.clone();
     let request_id = args.request.id();
-    let request = StartVmRequest { vm, definition, host, request_id, wait_ms: 0 };
+    let queue_deadline_ms = args.queue_deadline.map_or(0, whole_millis);
+    let request =
+        StartVmRequest { vm, definition, host, request_id, wait_ms: 0, queue_deadline_ms };
     let vm = client.start_vm(&operation, request).await?;
     settle(client, output, &operation, vm, &args.wait).await
 }
@@ -273,6 +285,9 @@ async fn settle(
 
 /// Returns the power that a VM under way to it will have; `None` if it is not under way.
 fn goal(vm: &Vm) -> Option<PowerState> {
+    if vm.queued.is_some() {
+        return Some(PowerState::Running);
+    }
     match PowerState::from_label(&vm.power) {
         Some(PowerState::Starting) => Some(PowerState::Running),
         Some(PowerState::Stopping) => Some(PowerState::Stopped),

@@ -56,6 +56,7 @@ pub(crate) fn show(host: &Host) -> String {
             ("migrates at", capabilities.migration_address.clone()),
         ]);
     }
+    text += &section("how it stands:", &host.story.join("\n"));
     text += &section("declared dead:", &death(host));
     text += &section("takes no placements now:", &reasons(&host.blockers));
     if !host.vms.is_empty() {
@@ -67,6 +68,11 @@ pub(crate) fn show(host: &Host) -> String {
         &orphans(host),
     );
     text
+}
+
+/// Says how a host stands, and nothing else.
+pub(crate) fn story(host: &Host) -> String {
+    format!("host {}\n{}", host.id, section("how it stands:", &host.story.join("\n")))
 }
 
 /// Says what became of a declaration of death.

@@ -27,6 +27,9 @@ pub(crate) fn list(vms: &[Vm]) -> String {
 pub(crate) fn summary(vm: &Vm) -> String {
     let on = if vm.host.is_empty() { String::new() } else { format!(" on {}", vm.host) };
     let error = if vm.error.is_empty() { String::new() } else { format!("  {}", vm.error) };
+    if let Some(queued) = &vm.queued {
+        return format!("{}  waits for room: {}", vm.name, queued.words);
+    }
     format!("{}  {}{on}{error}", vm.name, or_dash(&vm.power))
 }
 
@@ -39,6 +42,7 @@ pub(crate) fn show(vm: &Vm) -> String {
         ("power", vm.power.clone()),
         ("guest", vm.run_state.clone()),
         ("error", vm.error.clone()),
+        ("waits", vm.queued.as_ref().map(|of| of.words.clone()).unwrap_or_default()),
         ("memory", bytes(vm.memory_bytes)),
         ("  used", bytes(vm.observed_memory_bytes)),
         ("CPU", cpus(vm.cpu_milli)),

@@ -8,11 +8,14 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 use vmferry_proto::v1::planner_server::{Planner, PlannerServer};
 use vmferry_proto::v1::{
-    CancelMigrationRequest, DeclareHostDeadRequest, DeleteVmReply, DeleteVmRequest, DoctorReply,
-    DoctorRequest, FenceHostRequest, GetHostRequest, GetMigrationRequest, GetVmRequest, Host,
-    HostReport, ListHostsReply, ListHostsRequest, ListMigrationsReply, ListMigrationsRequest,
-    ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration, OpenHalf, ReportReply,
-    ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
+    CancelEmptyingRequest, CancelMigrationRequest, CompleteMaintenanceRequest, CordonHostRequest,
+    DeclareHostDeadRequest, DeleteHostReply, DeleteHostRequest, DeleteVmReply, DeleteVmRequest,
+    DoctorReply, DoctorRequest, DrainHostRequest, Emptying, FenceHostRequest, GetEmptyingRequest,
+    GetHostRequest, GetMigrationRequest, GetVmRequest, Host, HostReport, ListEmptyingsReply,
+    ListEmptyingsRequest, ListHostsReply, ListHostsRequest, ListMigrationsReply,
+    ListMigrationsRequest, ListQueueReply, ListQueueRequest, ListVmsReply, ListVmsRequest,
+    MaintenanceRequest, MigrateVmRequest, Migration, OpenHalf, ReportReply,
+    ResolveMigrationRequest, StartVmRequest, StopVmRequest, UncordonHostRequest, Vm,
 };
 use vmferry_proto::v1::{CapacityReply, CapacityRequest};
 
@@ -31,6 +34,7 @@ pub(crate) struct Answers {
     pub(crate) deleted: DeleteVmReply,
     pub(crate) doctor: DoctorReply,
     pub(crate) capacity: CapacityReply,
+    pub(crate) emptying: Emptying,
 }
 
 /// When a stream of states ends.
@@ -146,6 +150,57 @@ impl Planner for Service {
 
     async fn fence_host(&self, _: Request<FenceHostRequest>) -> Reply<Host> {
         self.reply(|_| self.answers.hosts.first().cloned().unwrap_or_default())
+    }
+
+    async fn cordon_host(&self, _: Request<CordonHostRequest>) -> Reply<Host> {
+        self.reply(|_| self.answers.hosts.first().cloned().unwrap_or_default())
+    }
+
+    async fn uncordon_host(&self, _: Request<UncordonHostRequest>) -> Reply<Host> {
+        self.reply(|_| self.answers.hosts.first().cloned().unwrap_or_default())
+    }
+
+    async fn plan_maintenance(&self, _: Request<MaintenanceRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn execute_maintenance(&self, _: Request<MaintenanceRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn complete_maintenance(
+        &self,
+        _: Request<CompleteMaintenanceRequest>,
+    ) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn drain_host(&self, _: Request<DrainHostRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn retire_host(&self, _: Request<DrainHostRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn delete_host(&self, _: Request<DeleteHostRequest>) -> Reply<DeleteHostReply> {
+        self.reply(|_| DeleteHostReply::default())
+    }
+
+    async fn list_emptyings(&self, _: Request<ListEmptyingsRequest>) -> Reply<ListEmptyingsReply> {
+        self.reply(|_| ListEmptyingsReply::default())
+    }
+
+    async fn get_emptying(&self, _: Request<GetEmptyingRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn cancel_emptying(&self, _: Request<CancelEmptyingRequest>) -> Reply<Emptying> {
+        self.reply(|_| self.answers.emptying.clone())
+    }
+
+    async fn list_queue(&self, _: Request<ListQueueRequest>) -> Reply<ListQueueReply> {
+        self.reply(|_| ListQueueReply::default())
     }
 
     async fn delete_vm(&self, request: Request<DeleteVmRequest>) -> Reply<DeleteVmReply> {

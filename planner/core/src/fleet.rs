@@ -89,6 +89,29 @@ pub enum Lifecycle {
     Retired,
 }
 
+impl Lifecycle {
+    /// Every stage.
+    pub const ALL: &'static [Self] =
+        &[Self::Active, Self::Draining, Self::Maintenance, Self::Retired];
+
+    /// Returns the one spelling.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Draining => "draining",
+            Self::Maintenance => "maintenance",
+            Self::Retired => "retired",
+        }
+    }
+
+    /// Reads a label; `None` if there is no such stage.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|one| one.label() == label)
+    }
+}
+
 /// What operators want of a host. Agents have no say in any of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPolicy {

@@ -54,7 +54,7 @@ impl Priority {
 }
 
 /// Which priorities come first: a policy, and each is in it once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranking([Priority; 3]);
 
 /// A ranking that names one priority twice.

@@ -106,6 +106,12 @@ impl Summary {
         self.ends.values().sum()
     }
 
+    /// Returns how many migrations moved their VM.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.ends.get("done").copied().unwrap_or_default()
+    }
+
     /// Tells it to people.
     #[must_use]
     pub fn told(&self) -> String {

@@ -14,6 +14,7 @@ use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::reconciler;
 use vmferry_planner_core::migration::Downgrade;
+use vmferry_planner_core::queue::Ranking;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Percent, VmId};
 
@@ -216,6 +217,9 @@ fn config() -> Config {
             queue_retry: Duration::from_secs(10),
             queue_deadline: Duration::from_mins(5),
             inbound_max: 2,
+            outbound_max: 2,
+            transfers_max: 8,
+            ranking: Ranking::default(),
         },
         migration: MigrationDefaults {
             downtime_limit: Duration::from_millis(100),

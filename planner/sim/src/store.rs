@@ -1,20 +1,28 @@
 //! The store in memory, as each planner sees it: any call may be slow, and any may be its last.
 
+mod emptying;
 mod fleet;
 mod power;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmferry_planner::clock::{self, simulated};
 use vmferry_planner::store::{
-    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
-    Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
-    NewMigration, NewPower, Notes, PowerAction, Reservation, SavedHost, Sharing, Store, StoreError,
-    Stored, TakeOver, TakePower, Tombstone, VmRow,
+    Admission, AdmitPower, Adopted, AskHost, Change, Commit, Cordon, Declaration, Declared,
+    Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow, Ends, Filter,
+    Followed, Grant, Granted, HostAnswer, HostRow, LogRow, Lost, MigrationRow, NewMigration,
+    NewPower, Notes, PowerAction, QueueStart, QueuedStart, Reservation, SavedHost, Sharing, Slot,
+    Store, StoreError, Stored, TakeEmptying, TakeOver, TakePower, Tombstone, VmRow,
 };
+use vmferry_planner_core::fleet::Lifecycle;
+use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::{Event, Migration};
-use vmferry_types::{Claim, HostId, MigrationId, PowerState, Timestamp, VmId};
+use vmferry_planner_core::queue::Ranking;
+use vmferry_planner_core::queue::slot::Limits;
+use vmferry_types::{Claim, HostId, MigrationId, PowerState, Seq, Timestamp, VmId};
 
 pub(crate) use tables::{Open, Tables, Write};
 
@@ -131,12 +139,34 @@ impl Store for SimStore {
         Sharing::Shared
     }
 
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        // The database's own, which is right; no planner's.
+        let now = simulated::true_us().map_or_else(clock::now, |now_us| Timestamp(now_us / 1000));
+        Box::pin(std::future::ready(Ok(now)))
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.read(|tables| tables.hosts.values().cloned().collect()))
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(async { self.write("save_host", |state| state.tables.save_host(host)).await })
+    }
+
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        // A note on the side: whether it is written changes what an operator is told, no more.
+        self.life.world.with(|state| state.tables.heard.insert(host.clone(), (by.to_owned(), at)));
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.read(move |tables| {
+            tables.heard.get(host).filter(|(of, _)| of != by).map(|(_, at)| *at)
+        }))
     }
 
     fn declare_dead<'a>(
@@ -164,6 +194,13 @@ impl Store for SimStore {
 
     fn vms(&self) -> Stored<'_, Vec<VmRow>> {
         Box::pin(self.read(|tables| tables.vms.values().cloned().collect()))
+    }
+
+    fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>> {
+        Box::pin(self.read(move |tables| {
+            let here = |row: &&VmRow| row.host.as_ref() == Some(host);
+            tables.vms.values().filter(here).cloned().collect()
+        }))
     }
 
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>> {
@@ -219,24 +256,117 @@ impl Store for SimStore {
     }
 
     fn cordon<'a>(&'a self, cordon: &'a Cordon) -> Stored<'a, ()> {
-        Box::pin(async {
-            self.write("cordon", |state| {
-                let cordons = &mut state.tables.cordons;
-                cordons.retain(|known| known.host != cordon.host || known.owner != cordon.owner);
-                cordons.push(cordon.clone());
-            })
-            .await
-        })
+        Box::pin(async { self.write("cordon", |state| state.tables.hold_cordon(cordon)).await })
     }
 
     fn uncordon<'a>(&'a self, host: &'a HostId, owner: &'a str) -> Stored<'a, ()> {
         Box::pin(async move {
-            self.write("uncordon", |state| {
-                let cordons = &mut state.tables.cordons;
-                cordons.retain(|known| known.host != *host || known.owner != owner);
-            })
-            .await
+            self.write("uncordon", |state| state.tables.lift_cordon(host, owner)).await
         })
+    }
+
+    fn lifecycles(&self) -> Stored<'_, BTreeMap<HostId, Lifecycle>> {
+        Box::pin(self.read(Tables::lifecycles))
+    }
+
+    fn ask_host<'a>(&'a self, ask: &'a AskHost, now_us: u64) -> Stored<'a, HostAnswer> {
+        Box::pin(self.transact("ask_host", move |state| state.tables.ask_host(ask, now_us)))
+    }
+
+    fn emptying(&self, id: EmptyingId) -> Stored<'_, Option<EmptyingRow>> {
+        Box::pin(self.read(move |tables| tables.emptyings.get(&id).cloned()))
+    }
+
+    fn emptyings<'a>(&'a self, filter: &'a EmptyingFilter) -> Stored<'a, Vec<EmptyingRow>> {
+        Box::pin(self.read(move |tables| tables.list_emptyings(filter)))
+    }
+
+    fn emptying_log(&self, id: EmptyingId) -> Stored<'_, Vec<EmptyingLogRow>> {
+        let log = move |tables: &Tables| tables.emptying_logs.get(&id).cloned();
+        Box::pin(self.read(move |tables| log(tables).unwrap_or_default()))
+    }
+
+    fn take_over_emptying<'a>(
+        &'a self,
+        id: EmptyingId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeEmptying> {
+        Box::pin(self.write("take_over_emptying", move |state| {
+            state.tables.take_over_emptying(id, owner, lease_until, now)
+        }))
+    }
+
+    fn renew_emptying_lease<'a>(
+        &'a self,
+        row: &'a EmptyingRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(self.write("renew_emptying_lease", move |state| {
+            state.tables.renew_emptying_lease(row, owner, lease_until)
+        }))
+    }
+
+    fn commit_emptying<'a>(
+        &'a self,
+        before: &'a EmptyingRow,
+        changes: &'a [EmptyingChange],
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<EmptyingRow>>> {
+        Box::pin(self.transact("commit_emptying", move |state| {
+            state.tables.commit_emptying(before, changes, now_us)
+        }))
+    }
+
+    fn take_slot<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        limits: &'a Limits,
+        ranking: &'a Ranking,
+        now: Timestamp,
+    ) -> Stored<'a, Slot> {
+        Box::pin(
+            self.write("take_slot", move |state| state.tables.take_slot(row, limits, ranking, now)),
+        )
+    }
+
+    fn queue_start<'a>(&'a self, new: &'a QueuedStart, _now: Timestamp) -> Stored<'a, QueueStart> {
+        Box::pin(self.write("queue_start", move |state| state.tables.queue_start(new)))
+    }
+
+    fn queued_starts(&self) -> Stored<'_, Vec<QueuedStart>> {
+        Box::pin(self.read(Tables::queued_starts))
+    }
+
+    fn queued_start(&self, id: MigrationId) -> Stored<'_, Option<QueuedStart>> {
+        Box::pin(self.read(move |tables| tables.queued.get(&id).cloned()))
+    }
+
+    fn note_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        note: &'a str,
+    ) -> Stored<'a, bool> {
+        Box::pin(
+            self.write("note_queued_start", move |state| {
+                state.tables.note_queued_start(id, seq, note)
+            }),
+        )
+    }
+
+    fn end_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        outcome: &'a str,
+        now_us: u64,
+    ) -> Stored<'a, bool> {
+        Box::pin(self.write("end_queued_start", move |state| {
+            state.tables.end_queued_start(id, seq, outcome, now_us)
+        }))
     }
 
     fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission> {
@@ -306,24 +436,14 @@ impl Store for SimStore {
         })
     }
 
-    fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(async {
-            self.write("clear_leases", |state| {
-                for row in state.tables.migrations.values_mut() {
-                    if row.ended_us.is_none() {
-                        row.lease_owner = None;
-                        row.lease_until = Timestamp(0);
-                    }
-                }
-                for action in state.tables.power.values_mut() {
-                    if action.ended_us.is_none() {
-                        action.lease_owner = None;
-                        action.lease_until = Timestamp(0);
-                    }
-                }
-            })
-            .await
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(async move {
+            self.write("release_leases", |state| state.tables.end_leases(Some(owner))).await
         })
+    }
+
+    fn clear_leases(&self) -> Stored<'_, ()> {
+        Box::pin(async { self.write("clear_leases", |state| state.tables.end_leases(None)).await })
     }
 
     fn grant<'a>(

@@ -7,14 +7,14 @@ use tokio::sync::oneshot;
 use tracing::{error, warn};
 use vmferry_planner_core::migration::Blocker;
 use vmferry_proto::v1;
-use vmferry_types::HostId;
+use vmferry_types::{HostId, Millis, Timestamp};
 
 use super::ApiError;
 use crate::agents::AgentError;
 use crate::clock;
 use crate::fence::{Fence, Fenced};
-use crate::planner::Planner;
-use crate::store::{Declaration, DeclarationKind, Declared};
+use crate::planner::{Planner, millis};
+use crate::store::{Declaration, DeclarationKind, Declared, Sharing};
 
 /// What whoever declares a host dead has to have done.
 const CONFIRMATION: &str = "i-have-powered-it-off";
@@ -119,7 +119,15 @@ impl Planner {
 
     /// Writes a declaration, unless the host's agent answers.
     async fn declare(&self, host: &HostId, said: Said, looks: u32) -> Result<(), ApiError> {
+        // A command that switched it off says more than a report from before.
+        let patience = match said.kind {
+            DeclarationKind::Operator => millis(self.parts.config.policy.report_max_age),
+            DeclarationKind::FenceCommand => Millis::ZERO,
+        };
+        let began = self.lease_clock().await?;
         self.silent(host, looks).await?;
+        self.silent_for_all(host, Timestamp(began.value().saturating_sub(patience.value())))
+            .await?;
         let store = self.store();
         self.parts.inventory.reread(store).await?;
         let boot_id = self.parts.inventory.row(host).map(|row| row.boot_id).unwrap_or_default();
@@ -157,6 +165,24 @@ impl Planner {
         self.parts.inventory.reread(store).await?;
         self.wake.notify_one();
         Ok(())
+    }
+
+    /// Makes sure that no other planner has heard a host since: the way from this one may be broken.
+    async fn silent_for_all(&self, host: &HostId, since: Timestamp) -> Result<(), ApiError> {
+        if self.store().sharing() == Sharing::Alone {
+            return Ok(());
+        }
+        let heard = self.store().heard_by_another(host, &self.owner).await?;
+        let Some(at) = heard.filter(|at| *at > since) else { return Ok(()) };
+        let ago = self.lease_clock().await?.since(at).value() / 1000;
+        let age = humantime::format_duration(self.parts.config.policy.report_max_age);
+        Err(blocked(
+            host,
+            "host_heard",
+            format!(
+                "another planner heard host {host} {ago} s ago: it may live, and only the way from here be broken. Nothing was declared. Power it off, and say so again once nobody has heard it for {age}"
+            ),
+        ))
     }
 
     /// Makes sure that a host's agent does not answer, and that the host was not heard meanwhile.
@@ -199,7 +225,7 @@ fn blocked(host: &HostId, code: &str, message: String) -> ApiError {
 }
 
 /// Takes a line for people as it is, if it is one.
-fn text(field: &'static str, text: &str) -> Result<String, ApiError> {
+pub(super) fn text(field: &'static str, text: &str) -> Result<String, ApiError> {
     if text.len() > TEXT_BYTES_MAX {
         let problem = format!("is longer than {TEXT_BYTES_MAX} bytes");
         return Err(ApiError::Invalid { field, problem });

@@ -52,7 +52,7 @@ impl Planner {
             method,
             terms,
             generation,
-            deadline: self.queue_deadline(&asked),
+            deadline: self.queue_deadline(asked.queue_deadline_ms),
         })
         .map_err(|error| ApiError::Invalid { field: "method", problem: error.to_string() })?;
         let demand = admission::demand_on(self, &vm);
@@ -78,7 +78,9 @@ impl Planner {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let found = admission::destination(self, vm, &migration.source, asked.as_ref()).await?;
+            let found =
+                admission::destination(self, vm, &migration.source, asked.as_ref(), &notes.sake)
+                    .await?;
             let grant: Result<Grant, String> = match found {
                 Found::Destination(grant) => Ok(grant),
                 Found::Wait { note, .. } => Err(note),
@@ -90,6 +92,7 @@ impl Planner {
                 request: request.clone(),
                 notes: notes.clone(),
                 grant,
+                begun_for: None,
             };
             let points = &self.parts.faults;
             let point = if new.grant.is_ok() { "admitted" } else { "queued" };
@@ -103,6 +106,8 @@ impl Planner {
                     return Ok(*row);
                 }
                 Admission::Known(row) => return Ok(*row),
+                // Nothing else is written with it.
+                Admission::Raced => {}
                 Admission::Refused(refused) => {
                     let again = refused.is_transient() && asked.is_none() && attempt < ATTEMPTS;
                     if !again {
@@ -116,7 +121,7 @@ impl Planner {
     /// Gives a row to whoever takes it further.
     pub(crate) fn take_up(self: &Arc<Self>, row: &MigrationRow) {
         if row.migration.destination().is_some() && row.ended_us.is_none() {
-            self.drive(row.migration.id, Drives::Migration);
+            self.drive(Drives::Migration(row.migration.id));
         } else {
             self.wake.notify_one();
         }
@@ -161,7 +166,7 @@ impl Planner {
             .ok_or_else(|| ApiError::NotFound { kind: "migration", name: id.to_string() })
     }
 
-    fn terms(&self, asked: &v1::MigrateVmRequest) -> Result<Terms, ApiError> {
+    pub(crate) fn terms(&self, asked: &v1::MigrateVmRequest) -> Result<Terms, ApiError> {
         let defaults = &self.parts.config.migration;
         let or = |asked: u64, default: std::time::Duration| {
             if asked == 0 {
@@ -218,11 +223,12 @@ impl Planner {
         })
     }
 
-    fn queue_deadline(&self, asked: &v1::MigrateVmRequest) -> Timestamp {
-        let wait = if asked.queue_deadline_ms == 0 {
+    /// Returns until when a request may wait for room; so many milliseconds, or the planner's own limit.
+    pub(crate) fn queue_deadline(&self, asked_ms: u64) -> Timestamp {
+        let wait = if asked_ms == 0 {
             u64::try_from(self.parts.config.policy.queue_deadline.as_millis()).unwrap_or(u64::MAX)
         } else {
-            asked.queue_deadline_ms
+            asked_ms
         };
         Timestamp(clock::now().value().saturating_add(wait))
     }

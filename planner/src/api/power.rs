@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmferry_planner_core::doctor::Process;
+use vmferry_planner_core::migration::Blocker;
+use vmferry_planner_core::queue::Priority;
 use vmferry_proto::v1;
-use vmferry_types::{Claim, Generation, HostId, PowerState};
+use vmferry_types::{Claim, Generation, HostId, MigrationId, PowerState, Seq};
 
 use super::ApiError;
 use super::migrate::request_id;
@@ -13,12 +16,22 @@ use crate::agents::AgentError;
 use crate::definition::{self, Outline};
 use crate::planner::{Drives, Planner, fresh_admission, fresh_vm};
 use crate::store::{
-    AdmitPower, Defined, Deleted, Followed, NewPower, PowerAction, PowerKind, PowerPhase, Refused,
-    Room, StoreError, VmRow,
+    AdmitPower, Defined, Deleted, Followed, FromQueue, Lost, NewPower, PowerAction, PowerKind,
+    PowerPhase, QueueStart, QueuedStart, Refused, Room, StoreError, VmRow,
 };
 use crate::telemetry::Chain;
-use crate::{clock, view, whereabouts};
+use crate::{clock, picture, view, whereabouts};
 
+/// What became of a start that was asked for.
+enum Admitted {
+    /// It is under way.
+    Start(Box<PowerAction>),
+    /// It waits for room.
+    Waits,
+}
+
+/// What whoever deletes a VM that should run has to say.
+const RUNS_NOWHERE: &str = "it-runs-nowhere";
 /// Definitions are a few kilobytes; agents take messages of a megabyte, and reports carry all of
 /// a host's.
 const DEFINITION_BYTES_MAX: usize = 64 << 10;
@@ -53,12 +66,45 @@ impl Planner {
                 PowerState::Stopped | PowerState::Running | PowerState::Stopping | PowerState::Lost,
             ) => None,
         };
+        if let Some(admission) = vm.admission
+            && self.waits(admission).await?.is_some()
+        {
+            // The same start waits for room already.
+            return view::vm(self, &vm).await;
+        }
         let action = match action {
-            Some(action) => action,
-            None => self.admit_start(&vm, host.as_ref(), request).await?,
+            Some(action) => Admitted::Start(Box::new(action)),
+            None => self.admit_start(&vm, host.as_ref(), request, asked.queue_deadline_ms).await?,
         };
-        self.drive(action.id, Drives::Power);
-        self.after(action, asked.wait_ms).await
+        match action {
+            Admitted::Start(action) => {
+                self.drive(Drives::Power(action.id));
+                self.after(*action, asked.wait_ms).await
+            }
+            Admitted::Waits => {
+                self.wake.notify_one();
+                self.get_vm(&vm.id.to_string()).await
+            }
+        }
+    }
+
+    /// Returns the start that waits for room under an id, if there is one.
+    async fn waits(&self, admission: MigrationId) -> Result<Option<QueuedStart>, StoreError> {
+        let start = self.store().queued_start(admission).await?;
+        Ok(start.filter(|start| start.ended_us.is_none()))
+    }
+
+    /// Takes a start out of the queue, for the VM is to be stopped.
+    async fn give_up_start(&self, vm: &VmRow, start: &QueuedStart) -> Result<v1::Vm, ApiError> {
+        let mut start = start.clone();
+        while start.ended_us.is_none() {
+            const OUTCOME: &str = "its start was cancelled while it waited for room";
+            let now = clock::now_us();
+            self.store().end_queued_start(start.id, start.seq, OUTCOME, now).await?;
+            let known = self.store().queued_start(start.id).await?;
+            start = known.ok_or(Refused::UnknownVm)?;
+        }
+        self.get_vm(&vm.id.to_string()).await
     }
 
     /// Stops a running VM.
@@ -83,6 +129,11 @@ impl Planner {
         if vm.admission.is_none() && matches!(vm.power, PowerState::Stopped) {
             return view::vm(self, &vm).await;
         }
+        if let Some(admission) = vm.admission
+            && let Some(start) = self.waits(admission).await?
+        {
+            return self.give_up_start(&vm, &start).await;
+        }
         let Some(host) = vm.host.clone() else {
             return Err(Refused::Power { power: vm.power }.into());
         };
@@ -97,6 +148,7 @@ impl Planner {
             memory: vm.memory,
             cpu: vm.cpu,
             room: Room::new(|_| Ok(())),
+            from_queue: FromQueue::No,
         };
         let action = match self.admit_power(&new, "stopping").await? {
             AdmitPower::Admitted(action) | AdmitPower::Known(action) => action,
@@ -108,7 +160,7 @@ impl Planner {
             }
             AdmitPower::Refused(refused) => return Err(refused.into()),
         };
-        self.drive(action.id, Drives::Power);
+        self.drive(Drives::Power(action.id));
         self.after(action, asked.wait_ms).await
     }
 
@@ -190,14 +242,17 @@ impl Planner {
         vm: &VmRow,
         asked: Option<&HostId>,
         request: Option<String>,
-    ) -> Result<PowerAction, ApiError> {
+        deadline_ms: u64,
+    ) -> Result<Admitted, ApiError> {
         let outline = Outline::read(&vm.definition).map_err(|error| ApiError::Invalid {
             field: "definition",
             problem: format!("{} {}", error.field, error.problem),
         })?;
         let grant = match admission::start_host(self, vm, &outline, asked).await? {
             Found::Destination(grant) => grant,
-            Found::Wait { note, blockers } => return Err(ApiError::NoRoom { note, blockers }),
+            Found::Wait { note, .. } => {
+                return self.queue(vm, asked, request, (note, deadline_ms)).await;
+            }
             Found::Never { blockers } => return Err(ApiError::Blocked { blockers }),
         };
         self.nothing_runs(vm, &grant.destination).await?;
@@ -212,15 +267,57 @@ impl Planner {
             memory: outline.memory,
             cpu: outline.cpu,
             room: grant.room,
+            from_queue: FromQueue::No,
         };
         match self.admit_power(&new, "starting").await? {
-            AdmitPower::Admitted(action) | AdmitPower::Known(action) => Ok(action),
+            AdmitPower::Admitted(action) | AdmitPower::Known(action) => {
+                Ok(Admitted::Start(Box::new(action)))
+            }
+            // Another one took the room meanwhile.
+            AdmitPower::Refused(Refused::NoRoom { note }) if asked.is_none() => {
+                self.queue(vm, asked, new.request, (note, deadline_ms)).await
+            }
             AdmitPower::Refused(refused) => Err(refused.into()),
         }
     }
 
+    /// Lets a start wait for room.
+    async fn queue(
+        &self,
+        vm: &VmRow,
+        asked: Option<&HostId>,
+        request: Option<String>,
+        (note, deadline_ms): (String, u64),
+    ) -> Result<Admitted, ApiError> {
+        let start = QueuedStart {
+            id: fresh_admission(),
+            request,
+            vm: vm.id,
+            asked_host: asked.cloned(),
+            priority: Priority::Operator,
+            seq: Seq::FIRST,
+            asked_us: clock::now_us(),
+            blocked_since: clock::now(),
+            deadline: self.queue_deadline(deadline_ms),
+            note,
+            ended_us: None,
+            outcome: String::new(),
+        };
+        self.parts.faults.pass("before_commit", "start_queued").await;
+        match self.store().queue_start(&start, clock::now()).await? {
+            QueueStart::Queued(start) => {
+                self.parts.faults.pass("after_commit", "start_queued").await;
+                tracing::info!(migration_id = %start.id, vm_id = %vm.id, note = start.note,
+                    "a start waits for room");
+                Ok(Admitted::Waits)
+            }
+            QueueStart::Known(_) => Ok(Admitted::Waits),
+            QueueStart::Refused(refused) => Err(refused.into()),
+        }
+    }
+
     /// Writes an admission down. The points around it are those of a test build.
-    async fn admit_power(
+    pub(crate) async fn admit_power(
         &self,
         new: &NewPower,
         point: &'static str,
@@ -235,7 +332,7 @@ impl Planner {
 
     /// Makes sure that nothing of a VM runs anywhere before it is started, and learns from whoever
     /// knows of a newer owner than the store.
-    async fn nothing_runs(&self, vm: &VmRow, target: &HostId) -> Result<(), ApiError> {
+    pub(crate) async fn nothing_runs(&self, vm: &VmRow, target: &HostId) -> Result<(), ApiError> {
         // While something is under way for it, the transaction says so.
         if vm.admission.is_some() || vm.power == PowerState::Running {
             return Ok(());
@@ -277,11 +374,19 @@ impl Planner {
         if let Some(admission) = vm.admission {
             return Err(Refused::InFlight { admission }.into());
         }
+        match asked.confirmation.as_str() {
+            RUNS_NOWHERE if vm.power == PowerState::Running => self.runs_nowhere(&vm).await?,
+            "" | RUNS_NOWHERE => {}
+            other => {
+                return Err(ApiError::Invalid {
+                    field: "confirmation",
+                    problem: format!("`{other}` is not \"{RUNS_NOWHERE}\""),
+                });
+            }
+        }
         let found = whereabouts::look(self, &vm, None).await;
-        let runs: Vec<_> =
-            found.blockers.into_iter().filter(|of| of.code == "runs_elsewhere").collect();
-        if !runs.is_empty() {
-            return Err(ApiError::Blocked { blockers: runs });
+        if !found.blockers.is_empty() {
+            return Err(ApiError::Blocked { blockers: found.blockers });
         }
         match self.store().delete_vm(vm.id, clock::now()).await? {
             Deleted::Done => {}
@@ -293,6 +398,53 @@ impl Planner {
         tracing::info!(vm_id = %vm.id, name = vm.name, "VM deleted");
         let left = self.forget(&vm).await;
         Ok(v1::DeleteVmReply { id: vm.id.to_string(), name: vm.name, left })
+    }
+
+    /// Takes a VM that should run for lost: every host that may have it was asked just now, and
+    /// said that it has no process of it, or is dead.
+    async fn runs_nowhere(&self, vm: &VmRow) -> Result<(), ApiError> {
+        let seen = picture::live(self).await?;
+        let named = seen.hosts.iter().filter(|host| {
+            host.vms.iter().any(|there| there.vm == vm.id && there.process == Process::Alive)
+        });
+        let mut blockers: Vec<Blocker> = named
+            .map(|host| Blocker {
+                code: "runs_elsewhere".to_owned(),
+                message: format!(
+                    "host {} has a QEMU process of VM {}: see `vmferry doctor {}`",
+                    host.id, vm.name, vm.name
+                ),
+                host: Some(host.id.clone()),
+            })
+            .collect();
+        let mut silent = picture::not_whole(&seen);
+        // One that never introduced itself to this store may have it as well.
+        let expected = self.parts.config.hosts.keys().chain(&vm.host);
+        silent
+            .extend(expected.filter(|id| !seen.hosts.iter().any(|host| host.id == **id)).cloned());
+        blockers.extend(silent.into_iter().map(|host| Blocker {
+            code: "not_heard".to_owned(),
+            message: format!(
+                "host {host} did not say all that it has: VM {} may run there. Wait for it, or, if it is down for good, power it off and declare it dead",
+                vm.name
+            ),
+            host: Some(host),
+        }));
+        if !blockers.is_empty() {
+            return Err(ApiError::Blocked { blockers });
+        }
+        let Some(host) = vm.host.clone() else { return Ok(()) };
+        let lost = Lost {
+            vm: vm.id,
+            host,
+            generation: vm.generation,
+            claim: vm.claim,
+            cause: "every host was asked, and none has it".to_owned(),
+        };
+        if self.store().mark_lost(&lost, clock::now()).await? {
+            tracing::warn!(vm_id = %vm.id, name = vm.name, "VM runs on no host: it is lost");
+        }
+        Ok(())
     }
 
     /// Lets the host that has a deleted VM forget its definition; says what is left there if it

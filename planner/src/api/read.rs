@@ -12,8 +12,8 @@ use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
 
 use super::{ApiError, migration_id};
 use crate::inventory::{Doubted, EndedBy};
-use crate::planner::Planner;
-use crate::store::{Filter, Followed, OnlyOpen, StoreError, VmRow};
+use crate::planner::{Planner, millis};
+use crate::store::{Filter, Followed, OnlyOpen, Sharing, StoreError, VmRow};
 use crate::{clock, picture, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
@@ -30,7 +30,11 @@ impl Planner {
     ///
     /// Fails if the store does.
     pub async fn report(&self, report: v1::HostReport) -> Result<v1::ReportReply, ApiError> {
+        let from = report.host_id.clone();
         let taken = self.parts.inventory.report(self.store(), report, clock::now()).await?;
+        if taken.reply.refused.is_empty() {
+            self.share_that_it_lives(&from).await?;
+        }
         for doubted in &taken.doubted {
             self.look_again(doubted).await?;
         }
@@ -39,6 +43,20 @@ impl Planner {
             self.wake.notify_one();
         }
         Ok(taken.reply)
+    }
+
+    /// Lets other planners know that a host is heard, well within the time that it counts for.
+    async fn share_that_it_lives(&self, host: &str) -> Result<(), StoreError> {
+        if self.store().sharing() == Sharing::Alone {
+            return Ok(());
+        }
+        let Ok(host) = host.parse() else { return Ok(()) };
+        let at = self.lease_clock().await?;
+        let age = self.parts.config.policy.report_max_age / 2;
+        if self.parts.inventory.to_be_shared(&host, at, millis(age)) {
+            self.store().hear_host(&host, &self.owner, at).await?;
+        }
+        Ok(())
     }
 
     /// Marks a VM as lost if its host still says so: the row was read before it is asked, and is
@@ -85,11 +103,9 @@ impl Planner {
     pub async fn get_host(&self, name: &str) -> Result<v1::Host, ApiError> {
         let id = self.resolve_host("host", name)?;
         let not_found = || ApiError::NotFound { kind: "host", name: name.to_owned() };
-        view::hosts(self)
-            .await?
-            .into_iter()
-            .find(|host| host.id == id.as_str())
-            .ok_or_else(not_found)
+        let all = view::hosts(self).await?;
+        let host = all.into_iter().find(|host| host.id == id.as_str()).ok_or_else(not_found)?;
+        view::with_past(self, host).await
     }
 
     /// Lists VMs, of all hosts or one.
@@ -132,8 +148,7 @@ impl Planner {
         let open = if asked.open || asked.stuck { OnlyOpen::Open } else { OnlyOpen::All };
         let limit = if asked.limit == 0 { LIST_LIMIT } else { asked.limit };
         let rows = self.store().migrations(&Filter { vm, open, limit }).await?;
-        let mut migrations: Vec<v1::Migration> =
-            rows.iter().map(|row| view::summary(self, row)).collect();
+        let mut migrations = view::summaries(self, &rows).await?;
         if asked.stuck {
             migrations.retain(|migration| migration.stuck.is_some());
         }

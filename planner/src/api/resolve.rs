@@ -11,12 +11,12 @@ use vmferry_planner_core::evidence::{Continued, RunState};
 use vmferry_planner_core::migration::{Blocker, Cleanup, Event, GoneProof, Keep, Phase, ProofKind};
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
-use vmferry_types::{Claim, Generation, HostId, MigrationId, PowerState, VmId};
+use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, VmId};
 
 use super::{ApiError, migration_id, too_late};
 use crate::driver::seen::gone_message;
 use crate::planner::Planner;
-use crate::store::{Commit, Followed, MigrationRow, Refused, VmRow};
+use crate::store::{Adopted, Commit, Followed, MigrationRow, Refused, VmRow};
 use crate::{clock, picture, view};
 
 /// What whoever resolves a migration has to have done.
@@ -74,7 +74,12 @@ impl Planner {
         }
         let row = self.store().migration(id).await?;
         if let Some(row) = row.as_ref().filter(|row| row.ended_us.is_none()) {
-            return self.resolve_row(row, keep).await;
+            let Some(overtaken) = overtaken(row, &picture::live(self).await?) else {
+                return self.resolve_row(row, keep).await;
+            };
+            // What is left of it on hosts is shown as open halves, and is for the next word.
+            let closed = self.close(row.clone(), overtaken).await?;
+            return view::migration(self, &closed).await;
         }
         let seen = picture::live(self).await?;
         let halves: Vec<OpenHalf> =
@@ -92,7 +97,10 @@ impl Planner {
                 None => Err(ApiError::NotFound { kind: "migration", name: asked.id }),
             };
         };
-        let vm = self.store().vm(first.vm()).await?;
+        let vm = match self.store().vm(first.vm()).await? {
+            Some(row) => Some(row),
+            None => self.adopt_half(&halves).await?,
+        };
         let destination = row.as_ref().and_then(|row| row.migration.destination());
         let expected = self.parts.config.hosts.keys().chain(destination).cloned();
         let ends = Ends::of(&seen, id, &halves, vm, expected)?;
@@ -154,6 +162,58 @@ impl Planner {
                 }
             }
         }
+    }
+
+    /// Closes a row that agents know better than. Nothing is touched.
+    async fn close(
+        &self,
+        mut row: MigrationRow,
+        (host, known): (HostId, Generation),
+    ) -> Result<MigrationRow, ApiError> {
+        loop {
+            let event = Event::Overtaken { host: host.clone(), known };
+            let entries =
+                row.migration.advance(event).map_err(|refusal| too_late(&row, refusal))?;
+            match self.store().commit(&row, &entries, &row.notes, clock::now_us()).await? {
+                Commit::Raced => row = self.migration_row(row.migration.id).await?,
+                Commit::Done(after) => {
+                    tracing::warn!(migration_id = %after.migration.id, event = "overtaken",
+                        host_id = %host, %known, "migration closed by an operator");
+                    self.nudge(after.migration.id);
+                    return Ok(*after);
+                }
+            }
+        }
+    }
+
+    /// Takes a VM into the store of which only halves are left: what is decided about it has to be
+    /// written somewhere before anybody hears it. Its host is where its guest is, as far as that is
+    /// known.
+    async fn adopt_half(&self, halves: &[OpenHalf]) -> Result<Option<VmRow>, ApiError> {
+        let source = halves.iter().find(|half| half.side == HalfSide::Source);
+        let Some(half) = source.or_else(|| halves.first()) else { return Ok(None) };
+        let reported = self.parts.inventory.reported(half.vm());
+        let told = reported.iter().find(|(host, _)| *host == half.host).map(|(_, told)| told);
+        let told = told.cloned().unwrap_or_default();
+        let row = VmRow {
+            id: half.vm(),
+            name: half.there.name.clone(),
+            host: Some(half.host.clone()),
+            power: PowerState::Running,
+            generation: halves.iter().map(OpenHalf::generation).fold(half.generation(), Ord::max),
+            claim: halves.iter().map(OpenHalf::claim).fold(half.claim(), Ord::max),
+            admission: None,
+            error: String::new(),
+            definition: told.definition,
+            resolved_machine: told.resolved_machine,
+            memory: Bytes(told.configured_memory_bytes),
+            cpu: MilliCpu(told.cpu_milli),
+        };
+        Ok(match self.store().adopt_vm(&row, clock::now()).await? {
+            Adopted::New => Some(row),
+            Adopted::Known(row) => Some(row),
+            Adopted::Deleted(_) => None,
+        })
     }
 
     /// Makes sure that the source's QEMU is there to go on.
@@ -384,6 +444,16 @@ impl Planner {
             )
         })
     }
+}
+
+/// Returns the newest owner that an agent knows of, if the row does not know of it.
+fn overtaken(row: &MigrationRow, seen: &Picture) -> Option<(HostId, Generation)> {
+    let said = seen.hosts.iter().flat_map(|host| host.vms.iter().map(|there| (&host.id, there)));
+    said.filter(|(_, there)| there.vm == row.migration.vm)
+        .map(|(host, there)| (host.clone(), there.generation))
+        .max_by_key(|(_, generation)| *generation)
+        .filter(|(_, known)| *known > row.migration.books().generation)
+        .filter(|_| row.migration.destination().is_some())
 }
 
 fn by_word() -> String {

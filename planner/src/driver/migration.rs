@@ -1,5 +1,6 @@
 //! Drives one migration.
 
+mod link;
 mod notes;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use vmferry_planner_core::migration::{Blocker, Effect, Event, Phase, Refusal, Si
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
 use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, Timestamp};
 
+use self::link::Link;
 use super::Backoff;
 use super::command::{Command, command, host_of, listener};
 use super::seen::{dead, heed_death, seen};
@@ -35,11 +37,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
     let mut backoff = Backoff::new();
     loop {
-        let taken = planner
-            .store()
-            .take_over(id, &planner.owner, planner.lease_until(), clock::now())
-            .await;
-        let row = match taken {
+        let row = match take_over(planner, id).await {
             Ok(TakeOver::Taken(row)) => row,
             Ok(TakeOver::Busy) => {
                 debug!(migration_id = %id, "another driver has it");
@@ -64,6 +62,7 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
             Ok(Outcome::Ended) => {
                 planner.live.end(id);
                 planner.wake.notify_one();
+                planner.hosts_changed();
                 return;
             }
             Ok(Outcome::Superseded) => return,
@@ -80,6 +79,11 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId, nudge: &Notify) {
         }
         tokio::time::sleep(backoff.next()).await;
     }
+}
+
+async fn take_over(planner: &Planner, id: MigrationId) -> Result<TakeOver, StoreError> {
+    let (now, until) = planner.lease().await?;
+    planner.store().take_over(id, &planner.owner, until, now).await
 }
 
 /// How driving under one claim ended.
@@ -134,6 +138,7 @@ struct Run<'a> {
     trouble: Option<String>,
     /// The ends whose hosts are dead, as they were heeded last: nothing rests on another word.
     dead: Dead,
+    link: Link,
 }
 
 /// By what word each end's host is dead, if it is.
@@ -176,6 +181,7 @@ impl<'a> Run<'a> {
             progress: false,
             trouble: None,
             dead: Dead::default(),
+            link: Link::AskedAt(now),
             row,
         })
     }
@@ -237,12 +243,12 @@ impl<'a> Run<'a> {
                     Applied::Moved | Applied::Reread => {}
                     Applied::Superseded => return Ok(Some(Outcome::Superseded)),
                     Applied::Nothing => {
-                        self.launch(&sides);
+                        self.go_on(&sides).await?;
                         return Ok(None);
                     }
                 },
                 None => {
-                    self.launch(&sides);
+                    self.go_on(&sides).await?;
                     return Ok(None);
                 }
             }
@@ -252,14 +258,15 @@ impl<'a> Run<'a> {
     /// Takes note of ends that answer though their hosts were declared dead: such a declaration is
     /// void before anything rests on it.
     async fn heed_deaths(&mut self) -> Result<(), StoreError> {
+        let vm = self.row.migration.vm;
         let source = self.source.1.borrow().clone();
         let destination = self.destination.1.borrow().clone();
         self.dead.source = match host_of(&self.row.migration, End::Source) {
-            Some(host) => heed_death(self.planner, &host, &source).await?,
+            Some(host) => heed_death(self.planner, (&host, vm), &source).await?,
             None => None,
         };
         self.dead.destination = match host_of(&self.row.migration, End::Destination) {
-            Some(host) => heed_death(self.planner, &host, &destination).await?,
+            Some(host) => heed_death(self.planner, (&host, vm), &destination).await?,
             None => None,
         };
         Ok(())
@@ -270,8 +277,12 @@ impl<'a> Run<'a> {
     fn sides(&mut self) -> Sides {
         let source = self.source.1.borrow_and_update().clone();
         let destination = self.destination.1.borrow_and_update().clone();
+        let behind = source.behind.as_ref().or(destination.behind.as_ref());
         let silent = source.trouble.as_ref().or(destination.trouble.as_ref());
-        let trouble = silent.map(|error| Chain(error).to_string()).or_else(|| self.trouble.clone());
+        let trouble = behind
+            .map(|error| self.behind(error))
+            .or_else(|| silent.map(|error| Chain(error).to_string()))
+            .or_else(|| self.trouble.clone());
         self.planner.live.update(self.row.migration.id, |live| {
             live.source.clone_from(&source.observation);
             live.destination.clone_from(&destination.observation);
@@ -298,6 +309,15 @@ impl<'a> Run<'a> {
             source: read(End::Source, &source),
             destination: read(End::Destination, &destination),
         }
+    }
+
+    /// Says that the row is older than what an agent knows, and what a human can do.
+    fn behind(&self, error: &AgentError) -> String {
+        format!(
+            "{}: the store is older than what happened (was it restored from a backup?), and nothing is commanded. Look at both hosts with `vmferry doctor`, then close the migration with `vmferry migration resolve {}`",
+            Chain(error),
+            self.row.migration.id
+        )
     }
 
     /// Says whether an agent knows a newer claim; then the next one is taken above it.
@@ -412,8 +432,16 @@ impl<'a> Run<'a> {
             return Ok(true);
         }
         self.lease_due = now + self.planner.lease_renewal();
-        let until = self.planner.lease_until();
+        let (_, until) = self.planner.lease().await?;
         self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
+    }
+
+    /// Sends what is owed, once there is a link for it.
+    async fn go_on(&mut self, sides: &Sides) -> Result<(), StoreError> {
+        if self.has_link().await? {
+            self.launch(sides);
+        }
+        Ok(())
     }
 
     /// Sends what is owed, unless it is under way, was just answered, or has to wait.

@@ -37,11 +37,7 @@ const TICK: Duration = Duration::from_millis(500);
 pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
     let mut backoff = Backoff::new();
     loop {
-        let taken = planner
-            .store()
-            .take_over_power(id, &planner.owner, planner.lease_until(), clock::now())
-            .await;
-        let action = match taken {
+        let action = match take_over(planner, id).await {
             Ok(TakePower::Taken(action)) => *action,
             Ok(TakePower::Busy) => {
                 debug!(migration_id = %id, "another driver has it");
@@ -75,6 +71,11 @@ pub async fn drive(planner: &Arc<Planner>, id: MigrationId) {
     }
 }
 
+async fn take_over(planner: &Planner, id: MigrationId) -> Result<TakePower, StoreError> {
+    let (now, until) = planner.lease().await?;
+    planner.store().take_over_power(id, &planner.owner, until, now).await
+}
+
 enum Outcome {
     Ended,
     ClaimAnew,
@@ -86,7 +87,7 @@ enum Outcome {
 async fn lease_lost(planner: &Planner, action: &PowerAction) -> Result<Outcome, StoreError> {
     loop {
         tokio::time::sleep(planner.lease_renewal()).await;
-        let until = planner.lease_until();
+        let (_, until) = planner.lease().await?;
         if !planner.store().renew_power_lease(action, &planner.owner, until).await? {
             return Ok(Outcome::Superseded);
         }
@@ -123,10 +124,10 @@ async fn under_one_claim(
     loop {
         let seen = view.borrow_and_update().clone();
         note_trouble(planner, action, &seen);
-        if let Some(declaration) = heed_death(planner, &action.host, &seen).await? {
+        if let Some(declaration) = heed_death(planner, (&action.host, action.vm), &seen).await? {
             return finish(planner, action, died(action, &declaration)).await;
         }
-        if let Some(error) = &seen.fenced {
+        if let Some(error) = seen.fenced.as_ref().or(seen.behind.as_ref()) {
             raise(planner, action, error).await?;
             if let Some(text) = behind(action, error)
                 && let Some(end) = as_before(planner, action, text).await

@@ -7,7 +7,7 @@ use vmferry_planner_core::evidence::{
 };
 use vmferry_planner_core::migration::{GoneProof, Process, ProofKind, Side};
 use vmferry_proto::v1;
-use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
+use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp, VmId};
 
 use super::side::SideView;
 use crate::clock;
@@ -69,14 +69,15 @@ pub fn dead(row: &MigrationRow, end: Side, declaration: &Declaration) -> Seen {
 /// that is proof all the same, read again from the store.
 ///
 /// When it was declared is written by another planner's clock, perhaps, so no time is compared: who
-/// answered a moment ago is asked once more.
+/// answered a moment ago is asked once more. So is, once, who never answered this driver: another
+/// planner's way to the host may have been broken, and this one's is not.
 ///
 /// # Errors
 ///
 /// Fails if the store does.
 pub async fn heed_death(
     planner: &Planner,
-    host: &HostId,
+    (host, vm): (&HostId, VmId),
     view: &SideView,
 ) -> Result<Option<Declaration>, StoreError> {
     let inventory = &planner.parts.inventory;
@@ -85,12 +86,16 @@ pub async fn heed_death(
     }
     inventory.reread(planner.store()).await?;
     let Some(declaration) = inventory.dead(host) else { return Ok(None) };
-    let Some(seen) = view.observation.as_ref() else { return Ok(Some(declaration)) };
-    if view.heard(clock::now()) == Heard::Now {
-        let look = v1::ObserveRequest { vm_id: seen.vm_id.clone(), claim: 0 };
+    let answers = match &view.observation {
+        Some(_) => view.heard(clock::now()) == Heard::Now,
+        None => !inventory.was_asked_after(host, &declaration),
+    };
+    if answers {
+        let look = v1::ObserveRequest { vm_id: vm.to_string(), claim: 0 };
         if let Ok(now) = planner.parts.agents.observe(host, look).await {
             inventory.hear_from(planner.store(), host, &now.boot_id, clock::now()).await?;
         }
+        inventory.note_asked_after(host, &declaration);
     }
     Ok(inventory.dead(host))
 }

@@ -27,6 +27,8 @@ const DRIVER_SILENT: Duration = Duration::from_secs(3);
 const ANSWERS: Millis = Millis(3_000);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// Who knows a newer owner says so until a human has looked.
+const RETRY_BEHIND: Duration = Duration::from_secs(30);
 
 /// What is known of one end, and how.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +37,8 @@ pub struct SideView {
     pub claimed: bool,
     /// The claim was refused: another driver, or an older history of the store, is behind.
     pub fenced: Option<AgentError>,
+    /// The agent knows a newer owner of the VM than this driver's row: no claim mends that.
+    pub behind: Option<AgentError>,
     /// The newest observation under this claim.
     pub observation: Option<VmObservation>,
     /// Why nothing newer is known; `None` while the agent answers.
@@ -174,11 +178,19 @@ async fn claim_until_answered(
             Ok(observation) => {
                 view.send_modify(|view| {
                     view.claimed = true;
+                    view.behind = None;
                     view.take(observation);
                 });
                 return true;
             }
-            Err(error) if matches!(error.code(), "stale_claim" | "stale_generation") => {
+            Err(error) if error.code() == "stale_generation" => {
+                view.send_modify(|view| {
+                    view.trouble = Some(error.clone());
+                    view.behind = Some(error);
+                });
+                wait = RETRY_BEHIND;
+            }
+            Err(error) if error.code() == "stale_claim" => {
                 view.send_modify(|view| {
                     view.trouble = Some(error.clone());
                     view.fenced = Some(error);
@@ -196,7 +208,7 @@ async fn claim_until_answered(
             }
         }
         tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(RETRY_MAX);
+        wait = if wait == RETRY_BEHIND { RETRY_MAX } else { (wait * 2).min(RETRY_MAX) };
     }
 }
 

@@ -105,6 +105,19 @@ impl Inventory {
         row.declared_dead.clone().filter(|declaration| declaration.proves_gone(&row.boot_id))
     }
 
+    /// Says whether a host was asked by this planner after it was declared dead so.
+    #[must_use]
+    pub fn was_asked_after(&self, host: &HostId, declaration: &Declaration) -> bool {
+        self.locked().get(host).is_some_and(|entry| entry.asked_after.as_ref() == Some(declaration))
+    }
+
+    /// Notes that a host was asked after it was declared dead so.
+    pub fn note_asked_after(&self, host: &HostId, declaration: &Declaration) {
+        if let Some(entry) = self.locked().get_mut(host) {
+            entry.asked_after = Some(declaration.clone());
+        }
+    }
+
     /// Returns the hosts that are declared dead now.
     #[must_use]
     pub fn all_dead(&self) -> Vec<(HostId, Declaration)> {
@@ -127,7 +140,10 @@ impl Inventory {
     ///
     /// Fails if the store does.
     pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
-        for row in store.hosts().await? {
+        let rows = store.hosts().await?;
+        // What is gone from the store was deleted. One that lives introduces itself again.
+        self.locked().retain(|id, _| rows.iter().any(|row| row.id == *id));
+        for row in rows {
             let mut entries = self.locked();
             let entry = entries.entry(row.id.clone()).or_default();
             match &mut entry.row {

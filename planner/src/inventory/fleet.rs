@@ -26,6 +26,7 @@ pub async fn snapshot(
     now: Timestamp,
 ) -> Result<Fleet, StoreError> {
     let cordons = store.cordons(now).await?;
+    let lifecycles = store.lifecycles().await?;
     let reservations = store.reservations().await?;
     let open = store.migrations(&Filter { open: OnlyOpen::Open, ..Filter::default() }).await?;
     let policy = core_policy(policy);
@@ -46,7 +47,7 @@ pub async fn snapshot(
                             reason: cordon.reason.clone(),
                         })
                         .collect(),
-                    lifecycle: Lifecycle::Active,
+                    lifecycle: lifecycles.get(&row.id).copied().unwrap_or(Lifecycle::Active),
                 },
                 availability: availability(heard.as_ref(), &policy, now),
                 report: heard.as_ref().map(|heard| Arc::clone(&heard.read)),
@@ -95,7 +96,8 @@ fn core_policy(policy: &config::Policy) -> Policy {
             u64::try_from(policy.report_max_age.as_millis()).unwrap_or(u64::MAX),
         ),
         inbound_max: policy.inbound_max,
-        // Not configurable yet.
+        // How many leave a host at once is decided where memory begins to cross: what is prepared
+        // and waits holds no link.
         outbound_max: u32::MAX,
     }
 }

@@ -27,11 +27,22 @@ pub(super) async fn fence(
     Ok(axum::Json(planner.fence_host(asked).await?))
 }
 
+/// What a deletion may say beside the VM.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct DeleteQuery {
+    confirmation: String,
+}
+
 pub(super) async fn delete_vm(
     State(planner): Shared,
     Segment(name): Segment,
+    query: Result<Query<DeleteQuery>, QueryRejection>,
 ) -> Answer<v1::DeleteVmReply> {
-    Ok(axum::Json(planner.delete_vm(v1::DeleteVmRequest { vm: name }).await?))
+    let Query(DeleteQuery { confirmation }) =
+        query.map_err(|rejection| RestError::query(&rejection))?;
+    let asked = v1::DeleteVmRequest { vm: name, confirmation };
+    Ok(axum::Json(planner.delete_vm(asked).await?))
 }
 
 pub(super) async fn resolve(

@@ -6,11 +6,13 @@
 
 mod admission;
 mod claims;
+mod emptying;
 mod fleet;
 mod migration;
 mod power;
 
 use vmferry_planner_core::evidence::{RunState, TransferState};
+use vmferry_planner_core::maintenance::PinsToSource;
 use vmferry_planner_core::migration::{
     AutoConverge, Downgrade, Event, Gates, GoneProof, Handover, Listener, Migration, Opening,
     Process, ProofKind, Ran, SourceWord, Terms, Word,
@@ -22,12 +24,13 @@ use vmferry_types::{
 
 pub use self::admission::*;
 pub use self::claims::*;
+pub use self::emptying::*;
 pub use self::fleet::*;
 pub use self::migration::*;
 pub use self::power::*;
 use super::{
-    Admission, AdmitPower, Adopted, Commit, Ends, Grant, MigrationRow, NewMigration, NewPower,
-    Notes, PowerAction, PowerKind, PowerPhase, Refused, Room, Store, VmRow,
+    Admission, AdmitPower, Adopted, Commit, Ends, FromQueue, Grant, MigrationRow, NewMigration,
+    NewPower, Notes, PowerAction, PowerKind, PowerPhase, Refused, Room, Store, VmRow,
 };
 
 /// Makes a test of each promise, for the store that `$open` returns with what keeps it.
@@ -65,12 +68,16 @@ macro_rules! store_contract {
             of_many_that_take_over_at_once_one_does,
             a_planner_that_lost_its_lease_lands_no_write,
             a_lease_keeps_others_away_until_it_ends,
+            a_lease_that_reaches_further_than_one_can_keeps_nobody_away,
+            a_planner_that_ends_lets_go_of_its_leases_only,
+            the_clock_of_leases_goes_on,
             a_start_elsewhere_takes_the_next_generation,
             a_start_or_stop_ends_once_and_under_its_own_claim,
             starts_at_once_never_exceed_the_room,
             a_vm_is_lost_only_under_its_owner_and_with_nothing_under_way,
             a_vm_follows_only_what_is_newer,
             names_are_unique_where_a_person_gives_them,
+            a_planner_reads_when_another_heard_a_host,
             the_sweep_of_a_dead_host_leaves_what_a_migration_owns,
             a_declaration_is_of_one_boot_and_void_once_that_boot_is_heard,
             a_deleted_vm_leaves_its_counters,
@@ -78,6 +85,15 @@ macro_rules! store_contract {
             a_vm_defined_again_goes_on_counting,
             of_many_definitions_at_once_one_is_written,
             of_many_adoptions_at_once_one_is_written,
+            one_word_at_a_time_empties_a_host,
+            an_operators_word_lifts_the_cordon_and_cancels_the_drain,
+            a_migration_is_begun_with_the_row_that_names_it_or_not_at_all,
+            a_planner_that_lost_an_emptying_lands_no_write,
+            the_log_of_an_emptying_replays_to_the_row,
+            a_deleted_host_comes_back_only_from_another_boot,
+            links_are_given_in_order_and_kept_to_the_end,
+            a_start_waits_once_and_starts_under_the_same_id,
+            a_start_that_is_given_up_frees_its_vm,
         }
     };
     ($open:path: $($name:ident),+ $(,)?) => {
@@ -160,7 +176,7 @@ fn room(vms: usize) -> Room {
 }
 
 fn grant(destination: &str, room: Room) -> Grant {
-    Grant { destination: host(destination), room, inbound_max: 2 }
+    Grant { destination: host(destination), room, inbound_max: 2, pins: PinsToSource::Hold }
 }
 
 fn request(of: u128, vm: &VmRow, grant: Result<Grant, String>) -> NewMigration {
@@ -170,6 +186,7 @@ fn request(of: u128, vm: &VmRow, grant: Result<Grant, String>) -> NewMigration {
         request: Some(format!("request-{of}")),
         notes: Notes { memory_bytes: MEMORY.value(), cpu_milli: 1000, ..Notes::default() },
         grant,
+        begun_for: None,
     }
 }
 
@@ -177,14 +194,18 @@ pub(crate) async fn admitted(store: &dyn Store, of: u128, vm: &VmRow) -> Migrati
     let new = request(of, vm, Ok(grant("b", room(9))));
     match store.admit(&new, NOW_US).await.unwrap() {
         Admission::Admitted(row) => *row,
-        other @ (Admission::Known(_) | Admission::Refused(_)) => panic!("{other:?}"),
+        other @ (Admission::Known(_) | Admission::Refused(_) | Admission::Raced) => {
+            panic!("{other:?}")
+        }
     }
 }
 
 async fn refusal(store: &dyn Store, new: &NewMigration) -> Refused {
     match store.admit(new, NOW_US).await.unwrap() {
         Admission::Refused(refused) => refused,
-        other @ (Admission::Known(_) | Admission::Admitted(_)) => panic!("{other:?}"),
+        other @ (Admission::Known(_) | Admission::Admitted(_) | Admission::Raced) => {
+            panic!("{other:?}")
+        }
     }
 }
 
@@ -245,6 +266,7 @@ fn power(of: u128, vm: &VmRow, kind: PowerKind) -> NewPower {
         memory: MEMORY,
         cpu: MilliCpu(1000),
         room: room(9),
+        from_queue: FromQueue::No,
     }
 }
 

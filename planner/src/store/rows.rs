@@ -1,20 +1,30 @@
 //! What the store keeps, as values.
 
+mod emptying;
 mod power;
+mod queue;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use vmferry_planner_core::lifecycle::cordon;
+use vmferry_planner_core::maintenance::{Crossing, PinsToSource};
 use vmferry_planner_core::migration::{Entry, Migration, Refusal};
+use vmferry_planner_core::queue::Priority;
 use vmferry_proto::v1;
 use vmferry_types::{
-    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PhaseLabel, PowerState, Seq,
+    Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, Millis, PhaseLabel, PowerState, Seq,
     Timestamp, VmId,
 };
 
-pub use self::power::{
-    AdmitPower, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+pub use self::emptying::{
+    AskHost, BegunFor, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingNotes, EmptyingRow,
+    HostAnswer, HostDone, NewEmptying, TakeEmptying, Which,
 };
+pub use self::power::{
+    AdmitPower, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+};
+pub use self::queue::{QueueStart, QueuedStart, Slot, SlotRow, SlotState, slot_of};
 use super::StoreError;
 
 /// A host as its agent introduced itself.
@@ -113,6 +123,11 @@ pub enum SavedHost {
     NameTaken {
         /// That host.
         by: HostId,
+    },
+    /// It was deleted, and was not switched off since.
+    Deleted {
+        /// When.
+        at: Timestamp,
     },
 }
 
@@ -238,6 +253,21 @@ pub struct Cordon {
     pub expires: Option<Timestamp>,
 }
 
+impl Cordon {
+    /// Returns it in the words of the core.
+    #[must_use]
+    pub fn in_core(&self) -> cordon::Cordon {
+        let operator = || cordon::Owner::Operator { name: self.owner.clone() };
+        cordon::Cordon {
+            host: self.host.clone(),
+            owner: self.owner.parse().unwrap_or_else(|_| operator()),
+            reason: self.reason.clone(),
+            since: self.since,
+            expires: self.expires,
+        }
+    }
+}
+
 /// Capacity promised to a VM on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -309,6 +339,26 @@ pub struct Notes {
     pub source_status: String,
     /// What the destination's QEMU said last, for people.
     pub destination_status: String,
+    /// For whose sake it was asked for, and what that allows.
+    pub sake: Sake,
+}
+
+/// For whose sake a migration was asked for, and what that allows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sake {
+    /// Who is served first.
+    pub priority: Priority,
+    /// The maintenance job, drain or retirement that began it; empty if an operator did.
+    pub emptying: String,
+    /// Whether the VM may leave its cluster.
+    pub crossing: Crossing,
+    /// Whether it may leave the host that it is pinned to.
+    pub pins: PinsToSource,
+    /// Share of the destination's memory that is left free; the planner's own if it is not said.
+    pub reserve_memory_percent: Option<u8>,
+    /// Share of its CPU.
+    pub reserve_cpu_percent: Option<u8>,
 }
 
 /// A migration as it is written.
@@ -347,6 +397,17 @@ pub struct Grant {
     pub room: Room,
     /// How many migrations it may receive at once.
     pub inbound_max: u32,
+    /// Whether the VM may leave the host that its definition pins it to.
+    pub pins: PinsToSource,
+}
+
+impl Grant {
+    /// Says whether the definition's pin keeps a VM from the destination.
+    #[must_use]
+    pub fn pinned_elsewhere(&self, pin: Option<HostId>, source: Option<&HostId>) -> Option<HostId> {
+        let may_leave = self.pins == PinsToSource::MayLeave;
+        pin.filter(|pin| *pin != self.destination && !(may_leave && Some(pin) == source))
+    }
 }
 
 /// A migration that asks to be admitted.
@@ -362,6 +423,8 @@ pub struct NewMigration {
     pub notes: Notes,
     /// Where it may go; `Err` says why there is no room now, and queues it.
     pub grant: Result<Grant, String>,
+    /// The emptying that begins it, written in the same transaction.
+    pub begun_for: Option<Box<BegunFor>>,
 }
 
 /// What became of a migration that asked to be admitted.
@@ -373,6 +436,8 @@ pub enum Admission {
     Known(Box<MigrationRow>),
     /// It is no row.
     Refused(Refused),
+    /// The emptying that begins it was another by then: nothing is written.
+    Raced,
 }
 
 /// Says why a transaction did not admit.
@@ -461,6 +526,16 @@ pub enum Granted {
     Raced,
     /// The destination would not do after all.
     Refused(Refused),
+}
+
+/// Says whether a lease until `until` still keeps others away, where leases last for `term`.
+///
+/// Nobody gives one that reaches further ahead than that: twice the term allows for clocks, and for
+/// planners, that differ a little. What is beyond was written by a clock that was wrong since, and
+/// would block its row for as long as that clock was ahead.
+#[must_use]
+pub fn lease_holds(until: Timestamp, now: Timestamp, term: Millis) -> bool {
+    until > now && until.since(now) <= term.plus(term)
 }
 
 /// What became of an attempt to drive a migration.

@@ -15,28 +15,36 @@
 //! a deadlock or of a row that another one inserted first, has changed nothing and is tried again.
 
 mod admission;
+mod emptying;
 mod fleet;
 mod hosts;
 mod migration;
 mod open;
 mod power;
+mod queue;
 mod rows;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::time::Duration;
 
 use sqlx::{Any, AnyConnection, AnyPool, Transaction};
-use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
+use vmferry_planner_core::fleet::Lifecycle;
+use vmferry_planner_core::lifecycle::EmptyingId;
+use vmferry_planner_core::queue::Ranking;
+use vmferry_planner_core::queue::slot::Limits;
+use vmferry_types::{Claim, HostId, MigrationId, Seq, Timestamp, VmId};
 
 use self::migration::Write;
 use self::rows::sql;
 use super::{
-    Admission, AdmitPower, Adopted, Change, Commit, Cordon, Declaration, Declared, Defined,
-    Deleted, Ends, Filter, Followed, Grant, Granted, HostRow, LogRow, Lost, MigrationRow,
-    NewMigration, NewPower, Notes, PowerAction, Reservation, SavedHost, Sharing, Store, StoreError,
-    Stored, TakeOver, TakePower, Tombstone, VmRow,
+    Admission, AdmitPower, Adopted, AskHost, Change, Commit, Cordon, Declaration, Declared,
+    Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow, Ends, Filter,
+    Followed, Grant, Granted, HostAnswer, HostRow, LogRow, Lost, MigrationRow, NewMigration,
+    NewPower, Notes, PowerAction, QueueStart, QueuedStart, Reservation, SavedHost, Sharing, Slot,
+    Store, StoreError, Stored, TakeEmptying, TakeOver, TakePower, Tombstone, VmRow,
 };
 
 /// How often a transaction is tried that the database ended for the sake of another one.
@@ -186,12 +194,28 @@ impl Store for SqlStore {
         }
     }
 
+    fn lease_clock(&self) -> Stored<'_, Timestamp> {
+        Box::pin(self.attempt("read the clock", move || self.read_clock()))
+    }
+
     fn hosts(&self) -> Stored<'_, Vec<HostRow>> {
         Box::pin(self.attempt("read hosts", move || self.read_hosts()))
     }
 
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost> {
         Box::pin(self.attempt("write a host", move || self.write_host(host)))
+    }
+
+    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        Box::pin(self.attempt("write who heard a host", move || self.write_heard(host, by, at)))
+    }
+
+    fn heard_by_another<'a>(
+        &'a self,
+        host: &'a HostId,
+        by: &'a str,
+    ) -> Stored<'a, Option<Timestamp>> {
+        Box::pin(self.attempt("read who heard a host", move || self.read_heard(host, by)))
     }
 
     fn declare_dead<'a>(
@@ -215,6 +239,10 @@ impl Store for SqlStore {
 
     fn vms(&self) -> Stored<'_, Vec<VmRow>> {
         Box::pin(self.attempt("read VMs", move || self.read_vms()))
+    }
+
+    fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>> {
+        Box::pin(self.attempt("read a host's VMs", move || self.read_vms_on(host)))
     }
 
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>> {
@@ -269,6 +297,109 @@ impl Store for SqlStore {
         Box::pin(self.attempt("uncordon a host", move || self.delete_cordon(host, owner)))
     }
 
+    fn lifecycles(&self) -> Stored<'_, BTreeMap<HostId, Lifecycle>> {
+        Box::pin(self.attempt("read stages of hosts", move || self.read_lifecycles()))
+    }
+
+    fn ask_host<'a>(&'a self, ask: &'a AskHost, now_us: u64) -> Stored<'a, HostAnswer> {
+        Box::pin(
+            self.attempt("do what is asked of a host", move || self.decide_for_host(ask, now_us)),
+        )
+    }
+
+    fn emptying(&self, id: EmptyingId) -> Stored<'_, Option<EmptyingRow>> {
+        Box::pin(self.attempt("read a host's emptying", move || self.read_emptying(id)))
+    }
+
+    fn emptyings<'a>(&'a self, filter: &'a EmptyingFilter) -> Stored<'a, Vec<EmptyingRow>> {
+        Box::pin(self.attempt("read hosts' emptyings", move || self.read_emptyings(filter)))
+    }
+
+    fn emptying_log(&self, id: EmptyingId) -> Stored<'_, Vec<EmptyingLogRow>> {
+        Box::pin(self.attempt("read a log", move || self.read_emptying_log(id)))
+    }
+
+    fn take_over_emptying<'a>(
+        &'a self,
+        id: EmptyingId,
+        owner: &'a str,
+        lease_until: Timestamp,
+        now: Timestamp,
+    ) -> Stored<'a, TakeEmptying> {
+        Box::pin(self.attempt("claim a host's emptying", move || {
+            self.claim_emptying(id, owner, lease_until, now)
+        }))
+    }
+
+    fn renew_emptying_lease<'a>(
+        &'a self,
+        row: &'a EmptyingRow,
+        owner: &'a str,
+        lease_until: Timestamp,
+    ) -> Stored<'a, bool> {
+        Box::pin(self.attempt("keep the lease of a host's emptying", move || {
+            self.keep_emptying_lease(row, owner, lease_until)
+        }))
+    }
+
+    fn commit_emptying<'a>(
+        &'a self,
+        before: &'a EmptyingRow,
+        changes: &'a [EmptyingChange],
+        now_us: u64,
+    ) -> Stored<'a, Commit<Box<EmptyingRow>>> {
+        Box::pin(self.attempt("write a host's emptying", move || {
+            self.write_emptying(before, changes, now_us)
+        }))
+    }
+
+    fn take_slot<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        limits: &'a Limits,
+        ranking: &'a Ranking,
+        now: Timestamp,
+    ) -> Stored<'a, Slot> {
+        Box::pin(self.attempt("take a transfer slot", move || self.slot(row, limits, ranking, now)))
+    }
+
+    fn queue_start<'a>(&'a self, new: &'a QueuedStart, now: Timestamp) -> Stored<'a, QueueStart> {
+        Box::pin(self.attempt("queue a start", move || self.insert_queued_start(new, now)))
+    }
+
+    fn queued_starts(&self) -> Stored<'_, Vec<QueuedStart>> {
+        Box::pin(self.attempt("read queued starts", move || self.read_queued_starts()))
+    }
+
+    fn queued_start(&self, id: MigrationId) -> Stored<'_, Option<QueuedStart>> {
+        Box::pin(self.attempt("read a queued start", move || self.read_queued_start(id)))
+    }
+
+    fn note_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        note: &'a str,
+    ) -> Stored<'a, bool> {
+        Box::pin(
+            self.attempt("note why a start waits", move || self.write_start_note(id, seq, note)),
+        )
+    }
+
+    fn end_queued_start<'a>(
+        &'a self,
+        id: MigrationId,
+        seq: Seq,
+        outcome: &'a str,
+        now_us: u64,
+    ) -> Stored<'a, bool> {
+        Box::pin(
+            self.attempt("end a queued start", move || {
+                self.give_start_up(id, seq, outcome, now_us)
+            }),
+        )
+    }
+
     fn admit<'a>(&'a self, new: &'a NewMigration, now_us: u64) -> Stored<'a, Admission> {
         Box::pin(self.attempt("admit a migration", move || self.insert_migration(new, now_us)))
     }
@@ -312,8 +443,12 @@ impl Store for SqlStore {
         Box::pin(self.attempt("keep a lease", move || self.keep_lease(row, owner, lease_until)))
     }
 
+    fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
+        Box::pin(self.attempt("end a planner's leases", move || self.end_leases(Some(owner))))
+    }
+
     fn clear_leases(&self) -> Stored<'_, ()> {
-        Box::pin(self.attempt("end leases", move || self.end_leases()))
+        Box::pin(self.attempt("end leases", move || self.end_leases(None)))
     }
 
     fn grant<'a>(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use vmferry_planner_core::capacity::figures;
-use vmferry_planner_core::fleet::{Availability, Fleet, Host};
+use vmferry_planner_core::fleet::{Availability, Fleet, Host, Lifecycle};
 use vmferry_planner_core::placement::closed_because;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Role, VmId};
@@ -13,7 +13,7 @@ use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::{KnownHost, Worth, snapshot};
 use crate::planner::Planner;
-use crate::store::{HostRow, VmRow};
+use crate::store::{Cordon, EmptyingFilter, EmptyingRow, HostRow, VmRow, Which};
 
 /// Shows all hosts, with their VMs.
 ///
@@ -32,6 +32,8 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
             vms.entry(host.clone()).or_default().push(shown);
         }
     }
+    let cordons = planner.store().cordons(fleet.now).await?;
+    let emptyings = newest(planner).await?;
     let mut shown = Vec::new();
     for (row, heard) in parts.inventory.hosts() {
         let Some(host) = fleet.hosts.get(&row.id) else { continue };
@@ -40,9 +42,77 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
             message.orphans.extend(deleted(planner, &heard.report, &rows).await?);
         }
         message.vms = vms.remove(&row.id).unwrap_or_default();
+        message.lifecycle = host.policy.lifecycle.label().to_owned();
+        message.cordons = cordons.iter().filter(|of| of.host == row.id).map(cordon).collect();
+        if let Some(row) = emptyings.get(&row.id) {
+            message.emptying = Some(super::emptying(planner, row).await?);
+        }
+        message.story = story(&message);
         shown.push(message);
     }
     Ok(shown)
+}
+
+/// Returns what empties each host now, or is planned to.
+async fn newest(planner: &Planner) -> Result<BTreeMap<HostId, EmptyingRow>, ApiError> {
+    let mut newest: BTreeMap<HostId, EmptyingRow> = BTreeMap::new();
+    let open = EmptyingFilter { which: Which::Open, ..EmptyingFilter::default() };
+    for row in planner.store().emptyings(&open).await? {
+        // A plan that nobody carried out does not hide what is being carried out.
+        let known = newest.get(row.emptying.host());
+        let holds = row.emptying.lifecycle() != Lifecycle::Active;
+        if known.is_none() || holds {
+            newest.insert(row.emptying.host().clone(), row);
+        }
+    }
+    Ok(newest)
+}
+
+/// Tells of a host that nothing empties now what emptied it last.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn with_past(planner: &Planner, mut host: v1::Host) -> Result<v1::Host, ApiError> {
+    if host.emptying.is_some() {
+        return Ok(host);
+    }
+    let of = EmptyingFilter { host: host.id.parse().ok(), ..EmptyingFilter::default() };
+    if let Some(row) = planner.store().emptyings(&of).await?.first() {
+        host.emptying = Some(super::emptying(planner, row).await?);
+        host.story = story(&host);
+    }
+    Ok(host)
+}
+
+fn cordon(of: &Cordon) -> v1::Cordon {
+    v1::Cordon {
+        owner: of.owner.clone(),
+        reason: of.reason.clone(),
+        since: clock::rfc3339(of.since),
+        expires: of.expires.map(clock::rfc3339).unwrap_or_default(),
+    }
+}
+
+/// Tells how a host stands, in a few sentences.
+fn story(host: &v1::Host) -> Vec<String> {
+    let mut story = Vec::new();
+    story.push(match (host.status.as_str(), host.blockers.is_empty()) {
+        (_, true) => "it takes placements".to_owned(),
+        (status, false) => format!("it is {status} and takes no placements"),
+    });
+    for cordon in &host.cordons {
+        let until = match cordon.expires.as_str() {
+            "" => String::new(),
+            at => format!(", until {at}"),
+        };
+        let (owner, since, reason) = (&cordon.owner, &cordon.since, &cordon.reason);
+        story.push(format!("cordoned by {owner} since {since}{until}: {reason}"));
+    }
+    if let Some(emptying) = &host.emptying {
+        story.extend(super::story(emptying));
+    }
+    story
 }
 
 /// Names what a host has of VMs that were deleted: it is never adopted, and never removed by itself.

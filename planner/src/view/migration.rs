@@ -21,7 +21,8 @@ use crate::store::{LogRow, MigrationRow};
 /// Fails if the store does.
 pub async fn migration(planner: &Planner, row: &MigrationRow) -> Result<v1::Migration, ApiError> {
     let log = planner.store().log(row.migration.id).await?;
-    let mut message = summary(planner, row);
+    let shown = summaries(planner, std::slice::from_ref(row)).await?.pop();
+    let mut message = shown.unwrap_or_default();
     message.phases = phases(&log, row.ended_us.unwrap_or_else(clock::now_us));
     message.log = log
         .iter()
@@ -34,6 +35,26 @@ pub async fn migration(planner: &Planner, row: &MigrationRow) -> Result<v1::Migr
         })
         .collect();
     Ok(message)
+}
+
+/// Shows migrations without their logs, those that wait with their place in the queue.
+///
+/// # Errors
+///
+/// Fails if the store does.
+pub async fn summaries(
+    planner: &Planner,
+    rows: &[MigrationRow],
+) -> Result<Vec<v1::Migration>, ApiError> {
+    let mut shown: Vec<v1::Migration> = rows.iter().map(|row| summary(planner, row)).collect();
+    let waits = |row: &MigrationRow| row.migration.label() == PhaseLabel::Queued;
+    if rows.iter().any(waits) {
+        let queue = super::queue::queue_by_id(planner).await?;
+        for (row, message) in rows.iter().zip(&mut shown) {
+            message.queued = queue.get(&row.migration.id).cloned();
+        }
+    }
+    Ok(shown)
 }
 
 /// Shows a migration without its log.
@@ -90,6 +111,8 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         ..v1::Migration::default()
     };
     figures(&mut message, &transfer);
+    message.waits_for_link = live.waits_for_link.clone().unwrap_or_default();
+    message.emptying_id.clone_from(&row.notes.sake.emptying);
     if let Phase::Queued { blocked: Some(blocked), .. } = &migration.phase {
         message.capacity_blocked_since = clock::rfc3339(blocked.since);
         message.capacity_note.clone_from(&blocked.note);

@@ -51,6 +51,7 @@ async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, So
     let text = format!(
         "state_dir = \"{}\"\n[listen]\ngrpc = \"127.0.0.1:0\"\nrest = \"127.0.0.1:0\"\n\
          [policy]\nqueue_retry = \"1s\"\nlease = \"{lease}\"\n\
+         [migration]\nstall_limit = \"3s\"\n\
          [fence]\ncommand = [\"/bin/sh\", \"-c\", \"test -e {}/power-is-off && echo off: $0\", \"{{host}}\"]\n\
          [security]\nplain_text = \"loopback\"\n",
         dir.display(),
@@ -116,6 +117,11 @@ impl Bench {
     /// Ends the planner wherever it is, as a crash does.
     pub(crate) async fn dies(self) {
         self.planner.parts.shutdown.finish().await;
+    }
+
+    /// Ends the planner as it is told to by a signal.
+    pub(crate) async fn leaves(self) {
+        self.planner.leave().await;
     }
 
     /// Ends the planner wherever it is, as a crash does, and starts another on the same store.

@@ -102,3 +102,26 @@ async fn a_planner_that_restarts_goes_on_with_a_guest_that_is_held() {
     assert_eq!((ended.phase.as_str(), ended.state.as_str()), ("aborted", "cancelled"));
     assert_eq!(bench.world.running(&vm.id), ["a"]);
 }
+
+#[tokio::test]
+async fn a_guest_that_is_held_while_nothing_can_be_sent_is_brought_back() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    // Its agent answers all the time, so no limit of its own lets the guest go on.
+    for code in ["unresponsive", "learning"] {
+        bench.world.refuse("start_transfer", code);
+        let opened = bench.planner.migrate_vm(asked("snapshot", "")).await.unwrap();
+        bench.see(&opened.id, |seen| seen.phase == "captured").await;
+        assert_eq!(bench.world.running(&vm.id), [""; 0]);
+        let ended = bench.ended(&opened.id).await;
+        assert_eq!((ended.phase.as_str(), ended.state.as_str()), ("aborted", "failed"));
+        assert!(ended.error.contains("within its time limit"), "{}", ended.error);
+        assert_eq!(bench.world.running(&vm.id), ["a"]);
+        let tried = bench.world.commands();
+        assert!(tried.contains(&"start_transfer@a".to_owned()), "{tried:?}");
+    }
+    bench.world.refuse_nothing();
+    let opened = bench.planner.migrate_vm(asked("snapshot", "")).await.unwrap();
+    assert_eq!(bench.ended(&opened.id).await.phase, "done");
+    assert!(bench.planner.store().reservations().await.unwrap().is_empty());
+}

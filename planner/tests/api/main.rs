@@ -11,6 +11,8 @@ mod fleet;
 #[cfg(test)]
 mod held;
 #[cfg(test)]
+mod lifecycle;
+#[cfg(test)]
 mod migrations;
 #[cfg(test)]
 mod operator;
@@ -20,5 +22,7 @@ mod planners;
 mod promises;
 #[cfg(test)]
 mod rest;
+#[cfg(test)]
+mod waiting;
 #[cfg(test)]
 mod world;

@@ -2,8 +2,8 @@
 
 use vmferry_proto::v1;
 
-use crate::bench::Bench;
-use crate::world::{Silence, World};
+use crate::bench::{Bench, until};
+use crate::world::{Pace, Silence, World};
 
 /// The commands of a whole move, in order: arm, send, order, continue, release.
 const CONTINUE: usize = 3;
@@ -140,7 +140,8 @@ async fn a_destination_found_dead_after_the_commit_may_have_run_the_guest() {
     let ended = bench.ended(&asked.id).await;
     assert_eq!(ended.phase, "failed", "{ended:#?}");
     assert!(ended.error.contains("declared dead by ann"), "{}", ended.error);
-    assert_ne!(ended.source_status, "");
+    assert!(ended.source_status.starts_with("absent, QEMU gone: signal 9"), "{ended:#?}");
+    assert!(ended.destination_status.contains("run state paused"), "{ended:#?}");
     assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "lost");
     assert!(bench.world.running(&vm.id).is_empty());
     bench.planner.start_vm(start("web1", "a")).await.unwrap();
@@ -201,7 +202,7 @@ async fn a_store_that_is_behind_learns_before_it_starts_anything() {
 async fn a_deleted_vm_is_never_adopted_again() {
     let bench = Bench::new(&["a"]).await;
     let vm = bench.start("web1", 1, "a").await;
-    let delete = || v1::DeleteVmRequest { vm: "web1".to_owned() };
+    let delete = || v1::DeleteVmRequest { vm: "web1".to_owned(), ..v1::DeleteVmRequest::default() };
     assert!(bench.planner.delete_vm(delete()).await.is_err());
     stop(&bench, "web1").await;
     let left_over = bench.world.report("a");
@@ -218,6 +219,42 @@ async fn a_deleted_vm_is_never_adopted_again() {
     assert_eq!((orphans[0].vm_name.as_str(), orphans[0].kind.as_str()), ("web1", "definition"));
     let (status, _) = bench.http("DELETE", "/api/vms/web1", "").await;
     assert_eq!(status, 404);
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_on_no_host_is_deleted_only_once_all_were_asked() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    let delete = |confirmation: &str| {
+        let (vm, confirmation) = ("web1".to_owned(), confirmation.to_owned());
+        bench.planner.delete_vm(v1::DeleteVmRequest { vm, confirmation })
+    };
+    let code = |error: vmferry_planner::api::ApiError| error.blockers()[0].code.clone();
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "runs_elsewhere");
+    bench.world.forget("a", &vm.id);
+    assert!(delete("").await.is_err(), "the store takes it to run");
+    assert_eq!(delete("sure").await.unwrap_err().field(), "confirmation");
+    bench.world.silence("b");
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "not_heard");
+    bench.planner.declare_host_dead(dead("b")).await.unwrap();
+    bench.report(&["a"]).await;
+    assert_eq!(delete("it-runs-nowhere").await.unwrap().id, vm.id);
+    assert!(bench.planner.list_vms("").await.unwrap().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_whose_last_host_was_not_heard_is_not_forgotten() {
+    let bench = Bench::new(&["a", "b"]).await;
+    bench.start("web1", 1, "a").await;
+    stop(&bench, "web1").await;
+    let bench = bench.restart().await;
+    bench.world.silence("a");
+    let delete = || v1::DeleteVmRequest { vm: "web1".to_owned(), ..v1::DeleteVmRequest::default() };
+    let error = bench.planner.delete_vm(delete()).await.unwrap_err();
+    assert_eq!(error.blockers()[0].code, "not_heard", "{error}");
+    bench.world.all_answer();
+    bench.report(&["a"]).await;
+    bench.planner.delete_vm(delete()).await.unwrap();
 }
 
 /// A move whose planner and store are gone at its switchover: ordered, arrived, not committed.
@@ -317,4 +354,50 @@ async fn the_doctor_prints_what_was_said_at_the_commit() {
     bench.world.silence("b");
     let reply = doctor(&bench).await;
     assert_eq!((codes(&reply)[0], reply.vms[0].runners.as_str()), ("host_silent", "unknown"));
+}
+
+/// A row that is older than what its agents know: the store was restored from a backup.
+#[tokio::test]
+async fn a_migration_whose_agents_know_a_newer_owner_waits_for_a_word_and_is_closed_by_it() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.pace(Pace::Endless);
+    let asked = bench.migrate("web1", "b").await;
+    bench.see(&asked.id, |seen| seen.state == "syncing").await;
+    // Nothing is overtaken yet: it is driven.
+    assert!(resolve(&bench, &asked.id, "source").await.unwrap_err().contains("is driven"));
+    bench.world.knows("b", &vm.id, 9);
+    let bench = bench.restart().await;
+    let id = asked.id.parse().unwrap();
+    let told = |text: &str| {
+        let seen = bench.planner.live.seen(id);
+        seen.trouble.is_some_and(|(trouble, _)| trouble.contains(text))
+    };
+    until(|| told("older than what happened")).await;
+    let claim = bench.planner.store().migration(id).await.unwrap().unwrap().claim;
+    bench.report(&["a", "b"]).await;
+    let closed = resolve(&bench, &asked.id, "source").await.unwrap();
+    assert_eq!((closed.phase.as_str(), closed.stuck.is_some()), ("failed", false), "{closed:#?}");
+    let row = bench.planner.store().migration(id).await.unwrap().unwrap();
+    assert_eq!(row.claim, claim, "it was claimed over and over");
+    let shown = bench.planner.get_migration(&asked.id).await.unwrap();
+    assert_eq!(shown.phase, "failed");
+    assert!(shown.error.contains("host b knows generation 9"), "{}", shown.error);
+    assert!(bench.planner.store().reservations().await.unwrap().is_empty());
+    assert_eq!(bench.world.running(&vm.id), ["a"]);
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+}
+
+#[tokio::test]
+async fn a_word_on_a_vm_that_no_report_named_is_written_before_anybody_hears_it() {
+    let (world, vm, id) = halves().await;
+    world.kill("a", &vm);
+    world.forget("a", &vm);
+    // A receiver alone is taken into no store by itself.
+    let bench = Bench::fresh(&world, &["a", "b"]).await;
+    assert!(bench.planner.get_vm("web1").await.is_err());
+    resolve(&bench, &id, "destination").await.unwrap();
+    assert_eq!(world.running(&vm), ["b"]);
+    let row = bench.planner.get_vm(&vm).await.unwrap();
+    assert_eq!((row.host.as_str(), row.power.as_str()), ("b", "running"));
 }

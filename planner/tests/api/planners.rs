@@ -84,6 +84,31 @@ async fn a_migration_of_a_planner_that_died_is_taken_over_at_every_command() {
 }
 
 #[tokio::test]
+async fn a_planner_that_is_told_to_end_lets_go_of_what_it_drives() {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.pace(Pace::Endless);
+    let asked = one.migrate("web1", "b").await;
+    let world = one.world.clone();
+    until(|| world.commands().iter().any(|command| command.starts_with("start_transfer"))).await;
+    let id = asked.id.parse().unwrap();
+    let driven = two.planner.store().migration(id).await.unwrap().unwrap();
+    let owner = driven.lease_owner.unwrap();
+    if owner == one.planner.owner {
+        one.leaves().await;
+    } else {
+        // A busy machine let the lease go.
+        one.dies().await;
+    }
+    let left = two.planner.store().migration(id).await.unwrap().unwrap();
+    assert_ne!(left.lease_owner.as_ref(), Some(&owner), "{left:?}");
+    two.planner.cancel_migration(&asked.id).await.unwrap();
+    assert_eq!(two.ended(&asked.id).await.phase, "aborted");
+    assert_eq!(two.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
 async fn a_start_of_a_planner_that_died_is_taken_over() {
     let (one, two, _database) = two_planners().await;
     one.world.fall_silent_at(0, Silence::Before);
@@ -104,6 +129,31 @@ async fn a_start_of_a_planner_that_died_is_taken_over() {
     let vm = two.planner.start_vm(wait).await.unwrap();
     assert_eq!(vm.power, "running");
     assert_eq!(two.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
+async fn a_host_that_another_planner_hears_is_not_declared_dead() {
+    let (one, two, _database) = two_planners().await;
+    let vm = one.start("web1", 1, "a").await;
+    two.report(&["a"]).await;
+    // Only the way from the first planner is broken: to it, the host is as if it were off.
+    one.world.silence("a");
+    let asked = v1::DeclareHostDeadRequest {
+        host: "a".to_owned(),
+        confirmation: "i-have-powered-it-off".to_owned(),
+        reason: "it says nothing".to_owned(),
+        by: "ann".to_owned(),
+    };
+    let error = one.planner.declare_host_dead(asked.clone()).await.unwrap_err();
+    assert_eq!(error.blockers()[0].code, "host_heard", "{error}");
+    assert_eq!(one.planner.get_vm("web1").await.unwrap().power, "running");
+    // Nobody has heard it for as long as a report counts.
+    let long_ago = vmferry_types::Timestamp(1);
+    let host = "a".parse().unwrap();
+    two.planner.store().hear_host(&host, &two.planner.owner, long_ago).await.unwrap();
+    let declared = one.planner.declare_host_dead(asked).await.unwrap();
+    assert_eq!(declared.status, "dead");
+    assert_eq!(one.planner.get_vm(&vm.id).await.unwrap().power, "lost");
 }
 
 #[tokio::test]

@@ -260,3 +260,30 @@ async fn a_death_that_a_fast_clock_wrote_is_void_while_the_host_answers() {
     assert_eq!(bench.ended(&asked.id).await.state, "completed");
     assert_eq!(bench.world.running(&vm.id), ["b"]);
 }
+
+#[tokio::test]
+async fn a_death_is_not_believed_by_a_planner_that_has_not_asked_the_host_once() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.pace(Pace::Endless);
+    let asked = bench.migrate("web1", "b").await;
+    bench.see(&asked.id, |seen| seen.state == "syncing").await;
+    let host: HostId = "a".parse().unwrap();
+    let death = Declaration {
+        boot_id: bench.world.report("a").boot_id,
+        at: vmferry_planner::clock::now(),
+        by: "ann".to_owned(),
+        kind: DeclarationKind::Operator,
+        reason: "it says nothing".to_owned(),
+        evidence: String::new(),
+        void: None,
+    };
+    bench.planner.store().declare_dead(&host, &death).await.unwrap();
+    // The next driver reads of the death before anybody has answered it.
+    let bench = bench.restart().await;
+    until(|| bench.planner.parts.inventory.dead(&host).is_none()).await;
+    bench.see(&asked.id, |seen| seen.phase == "admitted").await;
+    bench.planner.cancel_migration(&asked.id).await.unwrap();
+    assert_eq!(bench.ended(&asked.id).await.phase, "aborted");
+    assert_eq!(bench.world.running(&vm.id), ["a"]);
+}

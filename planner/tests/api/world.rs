@@ -4,6 +4,7 @@
 //! what QEMU takes a while for. After every change the world asserts that no VM runs twice.
 
 mod agents;
+mod commands;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,6 +86,7 @@ struct State {
     source_blockers: Vec<Blocker>,
     commands: Vec<(HostId, &'static str)>,
     fall_silent_at: Option<(usize, Silence)>,
+    refusals: BTreeMap<&'static str, &'static str>,
 }
 
 /// All hosts. Cheap to clone; survives the planners that come and go.
@@ -117,6 +119,7 @@ impl World {
             source_blockers: Vec::new(),
             commands: Vec::new(),
             fall_silent_at: None,
+            refusals: BTreeMap::new(),
         };
         Self { state: Arc::new(Mutex::new(state)), bell: Arc::new(watch::channel(0).0) }
     }
@@ -187,6 +190,16 @@ impl World {
         self.with(|state| state.fall_silent_at = Some((state.commands.len() + nth, silence)));
     }
 
+    /// Makes every agent refuse a command, with the code given, as often as it comes.
+    pub(crate) fn refuse(&self, command: &'static str, code: &'static str) {
+        self.with(|state| state.refusals.insert(command, code));
+    }
+
+    /// Lets every command be carried out again.
+    pub(crate) fn refuse_nothing(&self) {
+        self.with(|state| state.refusals.clear());
+    }
+
     /// Lets every agent answer again.
     pub(crate) fn all_answer(&self) {
         self.with(|state| {
@@ -204,7 +217,6 @@ impl World {
         });
     }
 
-    /// Returns the commands that were carried out, in order.
     /// Lets an agent lose its journal while the VM's QEMU runs on.
     pub(crate) fn lose_journal(&self, host: &str, vm: &str) {
         self.with(|state| {
@@ -214,6 +226,12 @@ impl World {
         });
     }
 
+    /// Lets a host be without all that it had of a VM, as one that was installed anew.
+    pub(crate) fn forget(&self, host: &str, vm: &str) {
+        self.with(|state| state.host(host).vms.remove(vm));
+    }
+
+    /// Returns the commands that came, in order.
     pub(crate) fn commands(&self) -> Vec<String> {
         self.with(|state| {
             state.commands.iter().map(|(host, name)| format!("{name}@{host}")).collect()
@@ -373,107 +391,6 @@ impl State {
         Ok(if fence.step == vm.step { vm.answer.clone() } else { None })
     }
 
-    #[expect(clippy::too_many_lines, reason = "one arm a command, each a few lines")]
-    fn carry_out(&mut self, host: &HostId, fence: &Fence, action: &Action) -> Answer<ExecuteReply> {
-        let wrong = |message: &str| refused(host, "wrong_state", message);
-        let (now, pace) = (self.clock_us, self.pace);
-        self.pids += 1;
-        let pid = self.pids;
-        let mut reply = ExecuteReply::default();
-        let stranger = self.hosts[host].strangers.contains(&fence.vm_id);
-        let vm = self.hosts.get_mut(host).unwrap().vms.get_mut(&fence.vm_id).unwrap();
-        vm.generation = fence.generation;
-        let mut arrive = None;
-        match action {
-            Action::StartVm(start) => {
-                if !vm.alive {
-                    begin(vm, "running", "running", pid);
-                }
-                vm.definition.clone_from(&start.definition);
-                let outline = vmferry_planner::definition::Outline::read(&start.definition);
-                vm.name = outline.unwrap().name;
-                reply.resolved_machine = "pc-q35-10.0".to_owned();
-            }
-            Action::StopVm(_) if stranger => {
-                return Err(wrong("a QEMU of this VM runs here that the journal does not know"));
-            }
-            Action::StopVm(_) => end(vm, "stopped"),
-            Action::ArmReceiver(arm) => {
-                if vm.role != "receiver" || !vm.alive {
-                    begin(vm, "receiver", "inmigrate", pid);
-                }
-                vm.name = arm.source.as_ref().map(|of| of.vm_name.clone()).unwrap_or_default();
-                vm.definition =
-                    arm.source.as_ref().map(|of| of.definition.clone()).unwrap_or_default();
-                reply.listener = Some(Listener { address: "10.0.0.1".to_owned(), port: 49_152 });
-            }
-            Action::StartTransfer(_) => match pace {
-                Pace::Quick => stand(vm, now),
-                Pace::Hopeless if vm.role != "held" => vm.transfer = "failed".to_owned(),
-                Pace::Hopeless => stand(vm, now),
-                Pace::Endless => vm.transfer = "active".to_owned(),
-            },
-            Action::OrderSwitchover(_) => {
-                if vm.gave_up {
-                    return Err(refused(host, "gave_up", "it was taken back"));
-                }
-                vm.handed = true;
-                vm.transfer = "completed".to_owned();
-                vm.run_state = "postmigrate".to_owned();
-                arrive = Some(fence.vm_id.clone());
-            }
-            Action::CancelTransfer(_) => {
-                if vm.handed {
-                    return Err(wrong("it was ordered"));
-                }
-                vm.gave_up = true;
-                if !vm.transfer.is_empty() {
-                    vm.transfer = "cancelled".to_owned();
-                }
-                vm.role = "running".to_owned();
-                vm.run_state = "running".to_owned();
-                vm.resumed_at_us = now;
-            }
-            Action::ResumeSource(resume) => {
-                if resume.receiver_gone.is_none() {
-                    return Err(wrong("there is no proof"));
-                }
-                vm.gave_up = true;
-                vm.role = "running".to_owned();
-                vm.run_state = "running".to_owned();
-                vm.resumed_at_us = now;
-            }
-            Action::ContinueDestination(_) => {
-                if !vm.alive {
-                    return Err(refused(host, "receiver_gone", "the receiver is gone"));
-                }
-                vm.ever_continued = true;
-                vm.role = "running".to_owned();
-                vm.run_state = "running".to_owned();
-                vm.resumed_at_us = now;
-            }
-            Action::DestroyReceiver(_) | Action::ReleaseSource(_) | Action::KillSource(_) => {
-                end(vm, "absent");
-            }
-            Action::ForgetVm(_) => {
-                vm.definition.clear();
-                vm.role = "absent".to_owned();
-            }
-            Action::HoldGuest(_) => hold(vm, now),
-        }
-        if vm.gone {
-            reply.gone = Some(proof(host, vm.pid));
-        }
-        vm.step = fence.step;
-        if let Some(arrived) = arrive {
-            self.arrive(host, &arrived);
-        }
-        reply.observation = Some(self.observation(host, &fence.vm_id));
-        let vm = self.hosts.get_mut(host).unwrap().vms.get_mut(&fence.vm_id).unwrap();
-        vm.answer = Some(ExecuteReply { replayed: true, ..reply.clone() });
-        Ok(reply)
-    }
-
     /// Lets the receiver have everything, wherever it is.
     fn arrive(&mut self, source: &HostId, vm: &str) {
         for (host, of) in &mut self.hosts {
@@ -486,40 +403,6 @@ impl State {
             }
         }
     }
-}
-
-fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
-    vm.role = role.to_owned();
-    vm.run_state = run_state.to_owned();
-    (vm.alive, vm.gone, vm.pid) = (true, false, pid);
-    (vm.handed, vm.gave_up) = (false, false);
-    vm.ever_continued = role == "running";
-    vm.transfer.clear();
-    (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);
-}
-
-/// The guest stands still for the order.
-fn stand(vm: &mut FakeVm, now: u64) {
-    "pre-switchover".clone_into(&mut vm.transfer);
-    "finish-migrate".clone_into(&mut vm.run_state);
-    if vm.role != "held" {
-        vm.stopped_at_us = now;
-    }
-}
-
-/// The guest stands still on purpose, and what was given up before is forgotten.
-fn hold(vm: &mut FakeVm, now: u64) {
-    "held".clone_into(&mut vm.role);
-    "paused".clone_into(&mut vm.run_state);
-    vm.gave_up = false;
-    vm.transfer.clear();
-    (vm.stopped_at_us, vm.resumed_at_us) = (now, 0);
-}
-
-fn end(vm: &mut FakeVm, role: &str) {
-    vm.role = role.to_owned();
-    vm.run_state.clear();
-    (vm.alive, vm.gone) = (false, true);
 }
 
 fn proof(host: &HostId, pid: u32) -> GoneProof {
@@ -596,6 +479,9 @@ impl World {
             if silence == Some(Silence::Before) {
                 state.hosts.get_mut(host).unwrap().silent = true;
                 return Err(unreachable(host));
+            }
+            if let Some(code) = state.refusals.get(name(action)) {
+                return Err(refused(host, code, "not now"));
             }
             let reply = state.carry_out(host, fence, action);
             match silence {

@@ -23,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Prepares a migration whose copying never ends: the guest dirties twice what may cross.
-pub(super) fn endless(vm: &GuestVm) -> MigrateVmRequest {
+pub(crate) fn endless(vm: &GuestVm) -> MigrateVmRequest {
     MigrateVmRequest { bandwidth_mbps: 80, ..move_to(vm, "b") }
 }
 

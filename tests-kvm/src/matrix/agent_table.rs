@@ -3,16 +3,17 @@
 //! An agent writes down what it is about to do before QEMU hears of it, and what came of it before
 //! it answers. The one who dies there is the agent itself, or its host as a machine.
 
-use super::Planned::{Ends, Never};
+use super::Outcome::{Either, One};
+use super::Planned::Ends;
 use super::scenario::Scenario;
 use super::table::{
-    ARRIVED, GUEST_CRASHED, GUEST_LOST, LST2, NXT2, RETURNED, STARTED, STAYED, STOPPED,
+    ARRIVED, GUEST_CRASHED, GUEST_LOST, LOS2, NEXT, STARTED, STAYED, STOPPED, TURNED_OFF,
 };
 use super::{Planned, Point, Victim};
 
 /// The instants around an entry: it is not written, it is written and not acted on, it is acted on
 /// and not answered.
-const MOMENTS: [&str; 3] = ["before_journal", "after_journal", "before_answer"];
+pub(super) const MOMENTS: [&str; 3] = ["before_journal", "after_journal", "before_answer"];
 
 /// One command to an agent.
 #[derive(Clone, Copy, Debug)]
@@ -47,15 +48,15 @@ impl Row {
     }
 }
 
-const DONE: Planned = Ends(&[ARRIVED]);
-const BACK: Planned = Ends(&[STAYED]);
-const NEXT: Planned = Ends(&[RETURNED]);
-const LOST: Planned = Ends(&[GUEST_LOST]);
-const CRSH: Planned = Ends(&[GUEST_CRASHED]);
-const RUNS: Planned = Ends(&[STARTED]);
-const STOP: Planned = Ends(&[STOPPED]);
+const DONE: Planned = Ends(One(ARRIVED));
+const BACK: Planned = Ends(One(STAYED));
+const LOST: Planned = Ends(One(GUEST_LOST));
+const CRSH: Planned = Ends(One(GUEST_CRASHED));
+const RUNS: Planned = Ends(One(STARTED));
+const STOP: Planned = Ends(One(STOPPED));
+const OFF0: Planned = Ends(One(TURNED_OFF));
 const SENT: Planned =
-    Never("the source may have sent its last by then or not: either end is right");
+    Ends(Either(ARRIVED, GUEST_LOST, "the source has sent its last by then, or not"));
 
 /// Returns the table.
 #[must_use]
@@ -74,7 +75,15 @@ pub fn rows() -> Vec<Row> {
         row(S::Cancel, "cancel_transfer", "a",         BACK, [LOST, LOST, LOST]),
         row(S::Cancel, "destroy_receiver", "b",        BACK, [BACK, BACK, BACK]),
         row(S::Undo, "destroy_receiver", "b",          BACK, [BACK, BACK, BACK]),
-        row(S::LostReceiver, "resume_source", "a",     NXT2, [LST2, LST2, LST2]),
+        row(S::LostReceiver, "resume_source", "a",     NEXT, [LOS2, LOS2, LOS2]),
+        row(S::Held, "hold_guest", "a",                DONE, [LOST, LOST, LOST]),
+        row(S::Held, "start_transfer", "a",            DONE, [LOST, LOST, LOST]),
+        row(S::HeldCancel, "cancel_transfer", "a",     BACK, [LOST, LOST, LOST]),
+        row(S::Downgrade, "cancel_transfer", "a",      DONE, [LOST, LOST, LOST]),
+        row(S::Downgrade, "destroy_receiver", "b",     DONE, [DONE, DONE, DONE]),
+        row(S::Downgrade, "hold_guest", "a",           DONE, [LOST, LOST, LOST]),
+        row(S::Forward, "kill_source", "a",            DONE, [DONE, DONE, DONE]),
+        row(S::PowerOff, "destroy_receiver", "b",      OFF0, [OFF0, OFF0, OFF0]),
         row(S::Start, "start_vm", "a",                 RUNS, [RUNS, RUNS, RUNS]),
         row(S::Stop, "stop_vm", "a",                   STOP, [STOP, STOP, STOP]),
     ]

@@ -109,8 +109,8 @@ fn grid(store: Store, verdicts: &BTreeMap<&str, &Verdict>) -> String {
             for (victim, planned) in Victim::EACH.into_iter().zip(planned) {
                 columns.push(match planned.over(store) {
                     None => "–".to_owned(),
-                    Some(ends) => {
-                        let cell = Cell { scenario, point, victim, store, ends };
+                    Some(planned) => {
+                        let cell = Cell { scenario, point, victim, store, outcome: planned };
                         outcome(verdicts.get(cell.name().as_str()).copied())
                     }
                 });
@@ -136,8 +136,8 @@ fn agent_grid(scenario: Scenario, store: Store, verdicts: &BTreeMap<&str, &Verdi
     for (point, victim, planned) in rows.iter().flat_map(agent_table::Row::points) {
         let found = match planned.over(store) {
             None => "–".to_owned(),
-            Some(ends) => {
-                let cell = Cell { scenario, point, victim, store, ends };
+            Some(planned) => {
+                let cell = Cell { scenario, point, victim, store, outcome: planned };
                 outcome(verdicts.get(cell.name().as_str()).copied())
             }
         };

@@ -1,9 +1,13 @@
 //! What is under way when somebody dies.
 
+mod held;
+mod silent;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::unistd::Pid;
 use prost::Message as _;
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -39,6 +43,18 @@ pub enum Scenario {
     LostReceiver,
     /// Its QEMU on the source dies while the guest stands still.
     LostSource,
+    /// Its guest is held still while its memory crosses, as it was asked for.
+    Held,
+    /// That is called back while memory crosses.
+    HeldCancel,
+    /// It cannot converge, and goes on with its guest held.
+    Downgrade,
+    /// That is called back when the live attempt is being cleared away.
+    DowngradeCancel,
+    /// Its source falls silent when the destination has everything: it is decided forward.
+    Forward,
+    /// Its guest turns itself off while memory crosses.
+    PowerOff,
     /// It waits for room, which comes.
     Queue,
     /// It waits for room and is called back.
@@ -51,12 +67,18 @@ pub enum Scenario {
 
 impl Scenario {
     /// Each of them.
-    pub const EACH: [Self; 9] = [
+    pub const EACH: [Self; 15] = [
         Self::Move,
         Self::Cancel,
         Self::Undo,
         Self::LostReceiver,
         Self::LostSource,
+        Self::Held,
+        Self::HeldCancel,
+        Self::Downgrade,
+        Self::DowngradeCancel,
+        Self::Forward,
+        Self::PowerOff,
         Self::Queue,
         Self::QueueCancel,
         Self::Start,
@@ -72,6 +94,12 @@ impl Scenario {
             Self::Undo => "undo",
             Self::LostReceiver => "lost-receiver",
             Self::LostSource => "lost-source",
+            Self::Held => "held",
+            Self::HeldCancel => "held-cancel",
+            Self::Downgrade => "downgrade",
+            Self::DowngradeCancel => "downgrade-cancel",
+            Self::Forward => "forward",
+            Self::PowerOff => "power-off",
             Self::Queue => "queue",
             Self::QueueCancel => "queue-cancel",
             Self::Start => "start",
@@ -94,6 +122,23 @@ impl Scenario {
                  committed, and the move is taken back under the next generation."
             }
             Self::LostSource => "The source's QEMU dies at the switchover: the guest is lost.",
+            Self::Held => {
+                "A VM moves by the method `snapshot`: its guest is held still while memory crosses."
+            }
+            Self::HeldCancel => "A move whose guest is held is called back while memory crosses.",
+            Self::Downgrade => {
+                "A live move that cannot converge is taken back, and goes on in place with its guest \
+                 held."
+            }
+            Self::DowngradeCancel => {
+                "A live move that cannot converge is called back when its first receiver is to go."
+            }
+            Self::Forward => {
+                "The source sends its last while its agent is dead, and then its QEMU says nothing \
+                 any more: with the destination complete it is decided forward. A QEMU process of the \
+                 source answers again where the receiver dies."
+            }
+            Self::PowerOff => "The guest turns itself off on the source while memory crosses.",
             Self::Queue => "A move waits for room on the destination; then a VM there is stopped.",
             Self::QueueCancel => "A move that waits for room is called back.",
             Self::Start => "A VM is started on a host (the source's columns are that host's).",
@@ -161,6 +206,8 @@ pub(super) struct Stage {
     pub(super) call: JoinSet<Result<Option<String>, Status>>,
     /// When it was made, on the host's monotonic clock.
     pub(super) since_us: u64,
+    /// The source's QEMU process, where it is there and says nothing.
+    pub(super) frozen: Option<Pid>,
     // Kept open: QEMU processes connect to it.
     _monitors: Option<Monitors>,
 }
@@ -191,6 +238,12 @@ pub(super) async fn begin(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stag
         Scenario::Undo => undo(cluster, cell).await,
         Scenario::LostReceiver => die_at(cluster, cell, "before_commit.restored", "b").await,
         Scenario::LostSource => die_at(cluster, cell, "before_commit.ordered", "a").await,
+        Scenario::Held => held::moves(cluster, cell).await,
+        Scenario::HeldCancel => held::cancelled(cluster, cell).await,
+        Scenario::Downgrade => held::downgraded(cluster, cell).await,
+        Scenario::DowngradeCancel => held::downgrade_cancelled(cluster, cell).await,
+        Scenario::Forward => silent::forward(cluster, cell).await,
+        Scenario::PowerOff => silent::powers_off(cluster, cell).await,
         Scenario::Queue => queue(cluster, cell).await,
         Scenario::QueueCancel => {
             let (ballast, vm, anywhere) = without_room(cluster).await?;
@@ -266,7 +319,7 @@ pub(super) async fn wait_planner(cluster: &mut Cluster<'_>, fault: &str) -> Resu
 }
 
 /// Lets every planner go on.
-pub(super) fn release_planners(cluster: &mut Cluster<'_>, fault: &str) -> Result<()> {
+fn release_planners(cluster: &mut Cluster<'_>, fault: &str) -> Result<()> {
     cluster.planners().try_for_each(|planner| planner.faults.release(fault))
 }
 
@@ -284,7 +337,24 @@ async fn stage(
         let (clients, asked) = (cluster.clients.clone(), asked.clone());
         async move { asked.once(&clients).await }
     });
-    Ok(Stage { vm, ballast: None, generation, asked, call, since_us, _monitors: monitors })
+    let (ballast, frozen) = (None, None);
+    Ok(Stage { vm, ballast, generation, asked, call, since_us, frozen, _monitors: monitors })
+}
+
+/// Makes a move that is held nowhere yet, and waits until its memory crosses while the guest runs.
+async fn under_way(
+    cluster: &Cluster<'_>,
+    vm: Arc<GuestVm>,
+    wanted: MigrateVmRequest,
+    monitors: Option<Monitors>,
+) -> Result<Stage> {
+    let mut stage = stage(cluster, vm, Asked::Migrate(wanted), monitors).await?;
+    let answer = stage.answer().await?.context("begin to move")?;
+    let id = answer.clone().context("a move is a migration")?;
+    let crosses = |m: &Migration| m.phase == "admitted" && m.bytes_transferred > 0;
+    cluster.clients.wait_migration(&id, "to copy", POINT_BOUND, crosses).await?;
+    stage.call.spawn(async { Ok(answer) });
+    Ok(stage)
 }
 
 /// Returns a VM's generation; 0 for one that nobody knows yet.
@@ -317,8 +387,14 @@ async fn undo(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stage> {
 }
 
 /// Kills the VM's QEMU on a host while the planner waits at a point, which leads to the cell's.
+///
+/// Of two planners the other one is away until then: one that waits does not renew its lease, and
+/// would be taken over from before it comes to the cell's point.
 async fn die_at(cluster: &mut Cluster<'_>, cell: &Cell, fault: &str, host: &str) -> Result<Stage> {
     let vm = start(cluster, &guest(cluster)).await?;
+    if let Some(second) = &mut cluster.second {
+        second.daemon.stop().await?;
+    }
     hold_planners(cluster, fault)?;
     let asked = Asked::Migrate(move_to(&vm, "b"));
     let stage = stage(cluster, vm, asked, None).await?;

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
 use tonic::Status;
 use vmferry_proto::v1::{ListMigrationsRequest, Migration, Vm};
 
 use super::evidence::{self, Evidence};
-use super::scenario::{Asked, Scenario, Stage, begin, make_room, release_planners, wait_planner};
+use super::scenario::{Asked, Scenario, Stage, begin, make_room, wait_planner};
 use super::{Cell, End, Place, Point, Victim};
 use crate::cases::death::kill_qemu;
 use crate::cases::{POINT_BOUND, move_vm};
@@ -31,6 +33,9 @@ const SILENCE: Duration = Duration::from_millis(300);
 pub async fn carry_out(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Evidence> {
     let stage = begin(cluster, cell).await?;
     let reached = reach(cluster, cell.point).await?;
+    for planner in cluster.planners().filter(|planner| planner.daemon.pid().is_none()) {
+        planner.daemon.start()?;
+    }
     let dead_planner = strike(cluster, cell, &stage, reached).await?;
     let (vm, ballast) = (stage.vm.clone(), stage.ballast.clone());
     let (generation, since_us) = (stage.generation, stage.since_us);
@@ -135,13 +140,23 @@ async fn strike(
     if let Some(host) = machine {
         cluster.host(host)?.boot()?;
     }
+    if let Some(frozen) = stage.frozen
+        && matches!(cell.victim, Victim::ReceiverQemu | Victim::DestinationHost)
+    {
+        // Without the receiver only this process has the guest: it would be waited for. By now it
+        // may have been ended.
+        match kill(frozen, Signal::SIGCONT) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error).with_context(|| format!("let {frozen} go on")),
+        }
+    }
     if let Some(number) = dead_planner
         && cell.store == Store::Sqlite
     {
-        release_planners(cluster, &cell.point.fault())?;
+        cluster.disarm_planners()?;
         planner(cluster, number)?.daemon.start()?;
     }
-    release_planners(cluster, &cell.point.fault())?;
+    cluster.disarm_planners()?;
     Ok(dead_planner)
 }
 
@@ -263,8 +278,9 @@ async fn conclude(
             (phase.to_owned(), None)
         }
     };
-    let fitting = cell.ends.iter().filter(|end| end.phase.unwrap_or_default() == phase);
-    let mut fitting: Vec<End> = fitting.copied().collect();
+    let ends = cell.outcome.ends();
+    let mut fitting = ends.clone();
+    fitting.retain(|end| end.phase.unwrap_or_default() == phase);
     if fitting.len() > 1 {
         // The same phase, the guest elsewhere: what the planner comes to say of the VM decides which.
         let fits = |end: &End, vm: &Vm| {
@@ -277,9 +293,9 @@ async fn conclude(
     match (fitting.first(), &migration) {
         (Some(end), _) => Ok((*end, migration)),
         (None, Some(migration)) => {
-            bail!("should end as {:?}: {}", cell.ends, describe(migration))
+            bail!("should end as {ends:?}: {}", describe(migration))
         }
-        (None, None) => bail!("should end as {:?}, ended as {phase:?}: {answer:?}", cell.ends),
+        (None, None) => bail!("should end as {ends:?}, ended as {phase:?}: {answer:?}"),
     }
 }
 

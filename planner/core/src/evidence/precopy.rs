@@ -162,7 +162,8 @@ impl Reading<'_> {
         if self.destination_proof().is_some() || self.receiver_failed() {
             return Some(Receiver::Incomplete);
         }
-        let seen = self.speaking(self.destination())?;
+        // What it said before it fell silent may be from before the last of it arrived.
+        let seen = self.speaking(self.destination()).filter(|seen| seen.heard == Heard::Now)?;
         let waiting = match seen.transfer {
             TransferState::None | TransferState::Setup | TransferState::Active => true,
             TransferState::PreSwitchover
@@ -272,8 +273,15 @@ impl Reading<'_> {
 
     /// The receiver of a source that still sends says that it failed: mostly since that source is
     /// taking its transfer back, and is about to say why. Its agent's stall rule bounds the wait.
+    ///
+    /// A source that has not answered this driver yet may have said why to the one before. Nothing
+    /// is lost by asking it first: there is no way back without it either.
     fn source_will_tell(self) -> bool {
-        self.speaking(self.source()).is_some_and(|seen| match seen.transfer {
+        let Some(source) = self.source().filter(|seen| seen.knowledge != Knowledge::Learning)
+        else {
+            return true;
+        };
+        self.speaking(Some(source)).is_some_and(|seen| match seen.transfer {
             TransferState::Setup | TransferState::Active => true,
             TransferState::None
             | TransferState::PreSwitchover
@@ -299,6 +307,7 @@ impl Reading<'_> {
         self.source_lost()
             .or_else(|| self.receiver_gone())
             .or_else(|| self.source_held())
+            .or_else(|| self.held_in_vain())
             .or_else(|| self.timed_out())
     }
 
@@ -316,7 +325,25 @@ impl Reading<'_> {
         self.withheld()
             .or_else(|| self.runs_though_held())
             .or_else(|| self.stopped())
+            .or_else(|| self.held_in_vain())
             .or_else(|| self.timed_out())
+    }
+
+    /// The guest is held and nothing crosses: its agent is there, and cannot do what it is told. It
+    /// hears its driver, so its own limit never lets the guest go on; this one does.
+    ///
+    /// One that learns, or whose QEMU is silent, may not say what crosses: then the receiver has to
+    /// say that nothing came.
+    fn held_in_vain(self) -> Option<Event> {
+        let source = self.source().filter(|seen| seen.gone.is_none())?;
+        let waits = source.held == Held::Yes && source.transfer == TransferState::None;
+        let nothing_came = |seen: &Seen| {
+            seen.transfer == TransferState::None || seen.transfer == TransferState::Setup
+        };
+        let idle = source.knowledge == Knowledge::Known
+            || self.speaking(self.destination()).is_some_and(nothing_came);
+        let overdue = self.elapsed() > self.migration.terms.stall_limit;
+        (waits && idle && overdue).then_some(Event::TransferTimedOut)
     }
 
     fn stopped(self) -> Option<Event> {

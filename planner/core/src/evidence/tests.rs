@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use vmferry_types::{Claim, Role};
+use vmferry_types::{Claim, Role, Timestamp};
 
 use super::*;
 use crate::migration::rows::{self, CLAIM, LATE, SOON, sides};
@@ -139,6 +139,9 @@ fn a_dead_source_is_decided_by_what_the_destination_says() {
     // It may still be loading what had arrived; but not for ever.
     assert_eq!(check(Some(rows::destination_seen()), SOON), "-");
     assert_eq!(check(Some(rows::destination_seen()), LATE), "lost");
+    // What it said before it fell silent may be from before the last of it arrived.
+    let fell_silent = Seen { heard: Heard::Before, ..rows::destination_seen() };
+    assert_eq!(check(Some(fell_silent), LATE), "-");
 }
 
 #[test]
@@ -603,6 +606,36 @@ fn a_transfer_that_stood_still_is_told_from_one_that_did_not() {
 }
 
 #[test]
+fn a_guest_that_is_held_in_vain_is_brought_back_after_the_stall_limit() {
+    let late = Times { now: Timestamp(SOON.entered.value() + 30_001), ..SOON };
+    let armed = || Seen { transfer: TransferState::Setup, ..rows::destination_seen() };
+    let came = || Seen { transfer: TransferState::Active, ..rows::destination_seen() };
+    let waiting =
+        |knowledge| Seen { knowledge, run_state: RunState::Unknown, ..rows::source_held() };
+    for row in [rows::holding(), rows::held()] {
+        for (knowledge, receiver, decided) in [
+            (Knowledge::Known, armed(), "transfer_timed_out"),
+            (Knowledge::Known, came(), "transfer_timed_out"),
+            (Knowledge::Unresponsive, armed(), "transfer_timed_out"),
+            (Knowledge::Learning, armed(), "transfer_timed_out"),
+            // What crosses, the one that learns may not know yet.
+            (Knowledge::Unresponsive, came(), "-"),
+            (Knowledge::Learning, came(), "-"),
+        ] {
+            let both = sides(waiting(knowledge), receiver);
+            assert_eq!(label(&row, &both, SOON), "-", "{knowledge:?}");
+            assert_eq!(label(&row, &both, late), decided, "{knowledge:?}");
+        }
+        let runs = Seen { held: Held::No, ..waiting(Knowledge::Unresponsive) };
+        assert_eq!(label(&row, &sides(runs, armed()), late), "-");
+        let silent = Sides { source: None, ..sides(waiting(Knowledge::Known), armed()) };
+        assert_eq!(label(&row, &silent, late), "-");
+    }
+    let crosses = sides(crossing(), came());
+    assert_eq!(label(&rows::held(), &crosses, late), "-");
+}
+
+#[test]
 fn nothing_is_sent_for_a_held_move_unless_the_guest_is_held() {
     let effect = Effect::StartTransfer { listener: rows::listener() };
     let check = |source| permit(&rows::held(), &effect, &sides(source, rows::destination_seen()));
@@ -624,6 +657,10 @@ fn a_receiver_that_failed_waits_for_what_its_source_is_about_to_tell() {
         for transfer in [TransferState::Failed, TransferState::Cancelled] {
             assert_eq!(check(Seen { transfer, ..crossing() }), "transfer_failed");
         }
+        // A driver that has just taken over, and has heard the destination first.
+        let unheard = Sides { source: None, ..sides(crossing(), failed()) };
+        assert_eq!(label(&row, &unheard, SOON), "-");
+        assert_eq!(check(Seen { knowledge: Knowledge::Learning, ..crossing() }), "-");
     }
     let ordered = rows::captured(Switchover::Ordered);
     assert_eq!(label(&ordered, &sides(switching(), failed()), SOON), "transfer_failed");

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use vmferry_types::{Generation, HostId, PowerState};
 
 use super::Migration;
+use super::cause::Cause;
 use super::phase::{Cleanup, Guest, Phase};
 
 /// Whether the VM may be given to another admission.
@@ -38,8 +39,6 @@ impl Migration {
     /// Returns what the store must hold true beside the row.
     #[must_use]
     pub fn books(&self) -> Books {
-        let both =
-            |destination: &HostId| BTreeSet::from([self.source.clone(), destination.clone()]);
         match &self.phase {
             Phase::Queued { .. } => Books {
                 host: self.source.clone(),
@@ -50,63 +49,74 @@ impl Migration {
             },
             Phase::Admitted { destination, .. }
             | Phase::Captured { destination, .. }
-            | Phase::Restored { destination, .. } => Books {
-                host: self.source.clone(),
-                generation: self.generation,
-                power: None,
-                reserved: both(destination),
-                flight: Flight::Held,
-            },
+            | Phase::Restored { destination, .. } => {
+                self.under_way(&self.source, self.generation, destination)
+            }
             Phase::Committed { destination, generation, .. }
-            | Phase::Attached { destination, generation, .. } => Books {
-                host: destination.clone(),
-                generation: *generation,
-                power: None,
-                reserved: both(destination),
-                flight: Flight::Held,
-            },
-            Phase::RollingBack { destination, generation, .. } => Books {
-                host: self.source.clone(),
-                generation: *generation,
-                power: None,
-                reserved: both(destination),
-                flight: Flight::Held,
-            },
-            Phase::Done { destination, generation, guest, .. } => Books {
-                host: destination.clone(),
-                generation: *generation,
-                power: Some(guest.power()),
-                reserved: BTreeSet::new(),
-                flight: Flight::Released,
-            },
-            Phase::Aborted { destination, generation, guest, .. } => Books {
-                host: self.source.clone(),
-                generation: *generation,
-                power: destination.as_ref().map(|_| guest.power()),
-                reserved: BTreeSet::new(),
-                flight: Flight::Released,
-            },
-            Phase::Failed { destination, owner, generation, cleanup, .. } => Books {
-                host: owner.clone(),
-                generation: *generation,
-                power: match cleanup {
-                    Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source => {
-                        Some(PowerState::Lost)
-                    }
-                    Cleanup::Undecided => None,
-                },
-                reserved: match cleanup {
-                    Cleanup::Nothing => BTreeSet::new(),
-                    Cleanup::Undecided => both(destination),
-                    Cleanup::Receiver => BTreeSet::from([destination.clone()]),
-                    Cleanup::Source => BTreeSet::from([self.source.clone()]),
-                },
-                flight: match cleanup {
-                    Cleanup::Nothing => Flight::Released,
-                    Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided => Flight::Held,
-                },
-            },
+            | Phase::Attached { destination, generation, .. } => {
+                self.under_way(destination, *generation, destination)
+            }
+            Phase::RollingBack { destination, generation, .. } => {
+                self.under_way(&self.source, *generation, destination)
+            }
+            Phase::Done { destination, generation, guest, .. } => {
+                over(destination, *generation, Some(guest.power()))
+            }
+            Phase::Aborted { destination, generation, guest, .. } => {
+                let power = destination.as_ref().map(|_| guest.power());
+                over(&self.source, *generation, power)
+            }
+            // What the row says of the VM is not true any more: its hosts say what is.
+            Phase::Failed { owner, generation, cause: Cause::Overtaken { .. }, .. } => {
+                over(owner, *generation, None)
+            }
+            Phase::Failed { destination, owner, generation, cleanup, .. } => {
+                self.lost(owner, *generation, (destination, *cleanup))
+            }
         }
+    }
+
+    /// Both ends are reserved.
+    fn under_way(&self, host: &HostId, generation: Generation, destination: &HostId) -> Books {
+        Books {
+            host: host.clone(),
+            generation,
+            power: None,
+            reserved: BTreeSet::from([self.source.clone(), destination.clone()]),
+            flight: Flight::Held,
+        }
+    }
+
+    /// The guest is lost, or nobody can say; what is still to be cleared away stays reserved.
+    fn lost(
+        &self,
+        owner: &HostId,
+        generation: Generation,
+        (destination, cleanup): (&HostId, Cleanup),
+    ) -> Books {
+        let held = self.under_way(owner, generation, destination);
+        let lost = Some(PowerState::Lost);
+        match cleanup {
+            Cleanup::Nothing => over(owner, generation, lost),
+            Cleanup::Receiver => {
+                Books { power: lost, reserved: BTreeSet::from([destination.clone()]), ..held }
+            }
+            Cleanup::Source => {
+                Books { power: lost, reserved: BTreeSet::from([self.source.clone()]), ..held }
+            }
+            Cleanup::Undecided => held,
+        }
+    }
+}
+
+/// Nothing is held any more.
+fn over(host: &HostId, generation: Generation, power: Option<PowerState>) -> Books {
+    Books {
+        host: host.clone(),
+        generation,
+        power,
+        reserved: BTreeSet::new(),
+        flight: Flight::Released,
     }
 }
 

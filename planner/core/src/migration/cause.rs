@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vmferry_types::HostId;
+use vmferry_types::{Generation, HostId};
 
 use super::proof::GoneProof;
 
@@ -83,6 +83,15 @@ pub enum Cause {
         /// How it is known.
         proof: GoneProof,
     },
+    /// The store was older than what happened: nothing that the row says is true any more.
+    Overtaken {
+        /// The host whose agent knows better.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::text"))]
+        host: HostId,
+        /// The generation that it knows.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+        known: Generation,
+    },
 }
 
 impl Cause {
@@ -103,6 +112,7 @@ impl Cause {
             Self::GuestLost { .. } => "guest_lost",
             Self::GuestCrashed { .. } => "guest_crashed",
             Self::RanUncommitted { .. } => "ran_uncommitted",
+            Self::Overtaken { .. } => "overtaken",
         }
     }
 }
@@ -141,6 +151,10 @@ impl fmt::Display for Cause {
             Self::RanUncommitted { proof } => {
                 write!(f, "the receiver was continued before ownership moved, and is gone: {proof}")
             }
+            Self::Overtaken { host, known } => write!(
+                f,
+                "host {host} knows generation {known} of the VM: the store was older than what happened, and an operator closed the migration"
+            ),
         }
     }
 }

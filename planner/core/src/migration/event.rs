@@ -1,6 +1,6 @@
 //! What can happen to a migration, each with the evidence that it needs.
 
-use vmferry_types::{HostId, Timestamp};
+use vmferry_types::{Generation, HostId, Timestamp};
 
 use super::cause::Blocker;
 use super::phase::Listener;
@@ -157,6 +157,16 @@ pub enum Event {
     },
     /// The guest was seen to run on the source, which will not send any more.
     SourceContinued,
+    /// An agent knows a newer owner of the VM than this row: the store is older than what happened.
+    /// A human has looked, and says that the row is over.
+    Overtaken {
+        /// Who knows it.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::text"))]
+        host: HostId,
+        /// The generation that it knows.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+        known: Generation,
+    },
     /// A human has looked and says which side's guest is the right one.
     Resolved {
         /// Which.
@@ -206,6 +216,7 @@ impl Event {
             Self::DestinationRuns => "destination_runs",
             Self::SourceReleased { .. } => "source_released",
             Self::SourceContinued => "source_continued",
+            Self::Overtaken { .. } => "overtaken",
             Self::Resolved { .. } => "resolved",
         }
     }

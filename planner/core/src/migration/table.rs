@@ -14,6 +14,9 @@ use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchove
 /// Returns the phase after `event`.
 pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusal> {
     let at = At { migration, event };
+    if let Event::Overtaken { host, known } = event {
+        return end::overtaken(at, host, *known);
+    }
     match &migration.phase {
         Phase::Queued { blocked, deadline } => forward::queued(at, blocked.as_ref(), *deadline),
         Phase::Admitted { destination, stage: Stage::Arming } => forward::arming(at, destination),

@@ -335,6 +335,31 @@ fn the_time_of_each_part_of_a_downgrade_counts_anew() {
     assert!(!rows::holding().entered_anew(&rows::arming_again()));
 }
 
+#[test]
+fn a_row_that_was_overtaken_is_closed_by_a_human_and_frees_what_it_held() {
+    let over = |known| Event::Overtaken { host: rows::host("c"), known };
+    let newest = Generation::from_stored(9);
+    for (name, row) in rows::all() {
+        let before = row.books();
+        assert!(row.apply(&over(before.generation)).is_err(), "{name}: nobody knows better");
+        let closed = match row.apply(&over(newest)) {
+            Ok(closed) => closed,
+            Err(refusal) => {
+                let queued = matches!(row.phase, Phase::Queued { .. });
+                let expected = if queued { Refusal::Illegal } else { Refusal::Stale };
+                assert_eq!(refusal, expected, "{name}");
+                assert!(queued || before.flight == Flight::Released, "{name}");
+                continue;
+            }
+        };
+        let books = closed.books();
+        assert_eq!(closed.outstanding(), None, "{name}: nothing is touched");
+        assert_eq!((books.flight, books.reserved.len(), books.power), (Flight::Released, 0, None));
+        assert_eq!((books.host, books.generation), (before.host, before.generation), "{name}");
+        assert!(closed.phase.cause().unwrap().to_string().contains("host c knows generation 9"));
+    }
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn a_row_from_before_there_were_downgrades_is_read() {

@@ -10,6 +10,15 @@ use super::Tables;
 
 impl Tables {
     pub(crate) fn save_host(&mut self, host: &HostRow) -> SavedHost {
+        match self.deleted_hosts.get(&host.id) {
+            Some((boot_id, at)) if *boot_id == host.boot_id => {
+                return SavedHost::Deleted { at: *at };
+            }
+            Some(_) => {
+                self.deleted_hosts.remove(&host.id);
+            }
+            None => {}
+        }
         let other = self.hosts.values().find(|row| row.name == host.name && row.id != host.id);
         if let Some(row) = other {
             return SavedHost::NameTaken { by: row.id.clone() };

@@ -1,8 +1,8 @@
 //! Starts and stops.
 
 use vmferry_planner::store::{
-    AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
-    Reservation, StoreError, TakePower, VmRow,
+    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+    Refused, Reservation, StoreError, TakePower, VmRow, lease_holds,
 };
 use vmferry_types::{Generation, MigrationId, PowerState, Seq, Timestamp};
 
@@ -12,8 +12,14 @@ use super::tables::Open;
 impl Tables {
     /// Decides whether a VM may be started or stopped; `None` if it may.
     fn power_refusal(&self, new: &NewPower, vm: &VmRow, now: Timestamp) -> Option<Refused> {
-        if let Some(admission) = vm.admission {
-            return Some(Refused::InFlight { admission });
+        let waited = match new.from_queue {
+            FromQueue::No => None,
+            FromQueue::Yes => Some(new.id),
+        };
+        if vm.admission != waited {
+            return Some(vm.admission.map_or(Refused::Power { power: vm.power }, |admission| {
+                Refused::InFlight { admission }
+            }));
         }
         match (new.kind, vm.power) {
             (PowerKind::Start, PowerState::Stopped | PowerState::Lost)
@@ -49,6 +55,9 @@ impl Tables {
         };
         if let Some(refused) = self.power_refusal(new, &vm, Timestamp(now_us / 1000)) {
             return AdmitPower::Refused(refused);
+        }
+        if new.from_queue == FromQueue::Yes && !self.leave_queue(new.id, now_us) {
+            return AdmitPower::Refused(Refused::InFlight { admission: new.id });
         }
         let record = PowerRecord {
             how: new.how.clone(),
@@ -116,7 +125,7 @@ impl Tables {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && action.lease_until > now {
+        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
             return Ok(TakePower::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
-    Admission, Commit, Cordon, Filter, Grant, Granted, HostRow, LogRow, MigrationRow, NewMigration,
-    Notes, OnlyOpen, PowerAction, Refused, Reservation, StoreError, TakeOver, Tombstone, VmRow,
-    check_changes,
+    Admission, Commit, Cordon, EmptyingLogRow, EmptyingRow, Filter, Grant, Granted, HostRow,
+    LogRow, MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, QueuedStart, Refused,
+    Reservation, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes, lease_holds,
 };
 use vmferry_planner::view;
+use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
 use vmferry_types::{
     Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId,
@@ -18,6 +19,10 @@ use vmferry_types::{
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
+    /// Under which boot, and when.
+    pub(crate) deleted_hosts: BTreeMap<HostId, (String, Timestamp)>,
+    /// Which planner heard each host last, and when.
+    pub(crate) heard: BTreeMap<HostId, (String, Timestamp)>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
     pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
@@ -26,6 +31,11 @@ pub(crate) struct Tables {
     pub(crate) reservations: BTreeMap<(MigrationId, HostId), (Reservation, Open)>,
     pub(crate) cordons: Vec<Cordon>,
     pub(crate) power: BTreeMap<MigrationId, PowerAction>,
+    pub(crate) emptyings: BTreeMap<EmptyingId, EmptyingRow>,
+    pub(crate) emptying_logs: BTreeMap<EmptyingId, Vec<EmptyingLogRow>>,
+    /// Who has a link, or waits for one: since when, and when its driver last asked.
+    pub(crate) slots: BTreeMap<MigrationId, (SlotState, Timestamp, Timestamp)>,
+    pub(crate) queued: BTreeMap<MigrationId, QueuedStart>,
     /// The deliberate mistake: what is promised is not looked at.
     pub(crate) overbooks: bool,
 }
@@ -116,7 +126,7 @@ impl Tables {
     fn grant_refusal(&self, grant: &Grant, vm: &VmRow, now: Timestamp) -> Option<Refused> {
         let host = &grant.destination;
         let pin = Outline::read(&vm.definition).ok().and_then(|outline| outline.pin);
-        if let Some(pin) = pin.filter(|pin| pin != host) {
+        if let Some(pin) = grant.pinned_elsewhere(pin, vm.host.as_ref()) {
             return Some(Refused::Pinned { pin });
         }
         if self.cordons(now).iter().any(|cordon| cordon.host == *host) {
@@ -164,6 +174,12 @@ impl Tables {
             Err(note) => Event::NoRoom { at: now, note: note.clone() },
         };
         let entries = applied(&opened_as, event)?;
+        if let Some(begun) = &new.begun_for {
+            let change = std::slice::from_ref(&begun.change);
+            if self.write_emptying(&begun.row, change, now_us)?.is_none() {
+                return Ok(Admission::Raced);
+            }
+        }
         vm.claim = vm.claim.next();
         vm.admission = Some(opened_as.id);
         self.write_vm(&vm);
@@ -259,7 +275,7 @@ impl Tables {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && row.lease_until > now {
+        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
             return Ok(TakeOver::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };
@@ -285,6 +301,26 @@ impl Tables {
             known.lease_until = lease_until;
         }
         held
+    }
+
+    /// Ends the leases of one planner, or all.
+    pub(crate) fn end_leases(&mut self, owner: Option<&str>) {
+        let ends = |held: &Option<String>| owner.is_none() || held.as_deref() == owner;
+        for row in self.migrations.values_mut() {
+            if row.ended_us.is_none() && ends(&row.lease_owner) {
+                (row.lease_owner, row.lease_until) = (None, Timestamp(0));
+            }
+        }
+        for action in self.power.values_mut() {
+            if action.ended_us.is_none() && ends(&action.lease_owner) {
+                (action.lease_owner, action.lease_until) = (None, Timestamp(0));
+            }
+        }
+        for row in self.emptyings.values_mut() {
+            if row.emptying.is_driven() && ends(&row.lease_owner) {
+                (row.lease_owner, row.lease_until) = (None, Timestamp(0));
+            }
+        }
     }
 
     pub(crate) fn grant(
@@ -386,7 +422,7 @@ fn applied(migration: &Migration, event: Event) -> Result<Vec<Entry>, StoreError
     migration.advance(event).map_err(|source| StoreError::Machine { source })
 }
 
-fn json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
+pub(super) fn json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|source| StoreError::Record { what: "migration", source })
 }
 

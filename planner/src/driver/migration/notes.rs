@@ -69,7 +69,47 @@ pub(super) fn pause_us(notes: &Notes, destination: &VmObservation) -> Option<u64
 
 #[cfg(test)]
 mod tests {
+    use vmferry_proto::v1::{GoneProof, TransferStatus};
+
     use super::*;
+
+    #[test]
+    fn what_a_qemu_said_last_is_told_in_a_line() {
+        let failed = VmObservation {
+            role: "running".to_owned(),
+            run_state: "finish-migrate".to_owned(),
+            transfer: Some(TransferStatus {
+                status: "failed".to_owned(),
+                error: " broken pipe\n".to_owned(),
+                ..TransferStatus::default()
+            }),
+            gave_up_cause: "stalled".to_owned(),
+            ..VmObservation::default()
+        };
+        assert_eq!(
+            status(&failed),
+            "running, run state finish-migrate, migration failed, QEMU's error: broken pipe, gave up: stalled"
+        );
+        // Of one that is gone its end is told, not the state that it had before.
+        let gone = GoneProof {
+            ended: "signal 9".to_owned(),
+            stderr_tail: "no space left\n".to_owned(),
+            ..GoneProof::default()
+        };
+        let lost = VmObservation {
+            role: "receiver".to_owned(),
+            run_state: "inmigrate".to_owned(),
+            gone: Some(gone),
+            trouble: "its shim is silent".to_owned(),
+            ..VmObservation::default()
+        };
+        assert_eq!(
+            status(&lost),
+            "receiver, QEMU gone: signal 9, its last words: no space left, agent's trouble: its shim is silent"
+        );
+        let unsaid = VmObservation { gone: Some(GoneProof::default()), ..VmObservation::default() };
+        assert_eq!(status(&unsaid), ", QEMU gone: proven");
+    }
 
     #[test]
     fn two_machines_clocks_are_not_compared() {

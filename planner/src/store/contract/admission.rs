@@ -152,7 +152,9 @@ pub async fn one_of_many_at_once_is_admitted_for_a_vm(store: &dyn Store) {
         match admission.unwrap() {
             Admission::Admitted(row) => admitted.push(row.migration.id),
             Admission::Refused(Refused::InFlight { admission }) => in_flight.push(admission),
-            other @ (Admission::Known(_) | Admission::Refused(_)) => panic!("{other:?}"),
+            other @ (Admission::Known(_) | Admission::Refused(_) | Admission::Raced) => {
+                panic!("{other:?}")
+            }
         }
     }
     assert_eq!((admitted.len(), in_flight.len()), (1, 9));
@@ -173,7 +175,9 @@ pub async fn fifty_admissions_at_once_never_exceed_the_room(store: &dyn Store) {
         match admission.unwrap() {
             Admission::Admitted(_) => admitted += 1,
             Admission::Refused(Refused::NoRoom { .. }) => {}
-            other @ (Admission::Known(_) | Admission::Refused(_)) => panic!("{other:?}"),
+            other @ (Admission::Known(_) | Admission::Refused(_) | Admission::Raced) => {
+                panic!("{other:?}")
+            }
         }
     }
     assert_eq!(admitted, ROOM);
@@ -205,7 +209,7 @@ pub async fn the_same_request_at_once_leads_to_one_migration(store: &dyn Store) 
         .into_iter()
         .map(|admission| match admission.unwrap() {
             Admission::Admitted(row) | Admission::Known(row) => row.migration.id,
-            Admission::Refused(refused) => panic!("{refused:?}"),
+            other @ (Admission::Refused(_) | Admission::Raced) => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(ids.len(), 1);

@@ -108,6 +108,61 @@ pub async fn a_planner_that_lost_its_lease_lands_no_write(store: &dyn Store) {
     assert!(store.renew_power_lease(&their_stop, "two", LATER).await.unwrap());
 }
 
+pub async fn a_lease_that_reaches_further_than_one_can_keeps_nobody_away(store: &dyn Store) {
+    let (vm, other) = (known_vm(store, 1).await, known_vm(store, 2).await);
+    admitted(store, 10, &vm).await;
+    let stop = power_admitted(store, &power(20, &other, PowerKind::Stop)).await;
+    let row = taken(store, id(10), "one").await;
+    let action = power_taken(store, stop.id, "one").await;
+    // Twice the term is allowed for, and not a millisecond more.
+    let term = LATER.value() - NOW.value();
+    for (until, holds) in [(2 * term, true), (2 * term + 1, false), (3_600_000, false)] {
+        let until = Timestamp(NOW.value() + until);
+        assert!(store.renew_lease(&row, "one", until).await.unwrap());
+        assert!(store.renew_power_lease(&action, "one", until).await.unwrap());
+        if holds {
+            let busy = store.take_over(id(10), "two", LATER, NOW).await.unwrap();
+            assert_eq!(busy, TakeOver::Busy);
+            let busy = store.take_over_power(stop.id, "two", LATER, NOW).await.unwrap();
+            assert_eq!(busy, TakePower::Busy);
+            continue;
+        }
+        let ended = store.take_over(id(10), "two", LATER, NOW).await.unwrap();
+        assert!(matches!(ended, TakeOver::Taken(_)), "{ended:?}");
+        let ended = store.take_over_power(stop.id, "two", LATER, NOW).await.unwrap();
+        assert!(matches!(ended, TakePower::Taken(_)), "{ended:?}");
+        break;
+    }
+}
+
+pub async fn a_planner_that_ends_lets_go_of_its_leases_only(store: &dyn Store) {
+    let (vm, other, third) =
+        (known_vm(store, 1).await, known_vm(store, 2).await, known_vm(store, 3).await);
+    admitted(store, 10, &vm).await;
+    admitted(store, 11, &third).await;
+    let stop = power_admitted(store, &power(20, &other, PowerKind::Stop)).await;
+    let take = |id, owner| store.take_over(id, owner, LATER, NOW);
+    for (of, owner) in [(id(10), "one"), (id(11), "two")] {
+        assert!(matches!(take(of, owner).await.unwrap(), TakeOver::Taken(_)));
+    }
+    let taken = store.take_over_power(stop.id, "one", LATER, NOW).await.unwrap();
+    assert!(matches!(taken, TakePower::Taken(_)));
+    store.release_leases("one").await.unwrap();
+    assert_eq!(store.migration(id(10)).await.unwrap().unwrap().lease_owner, None);
+    assert!(matches!(take(id(10), "three").await.unwrap(), TakeOver::Taken(_)));
+    let taken = store.take_over_power(stop.id, "three", LATER, NOW).await.unwrap();
+    assert!(matches!(taken, TakePower::Taken(_)));
+    // Nobody else's.
+    assert_eq!(take(id(11), "three").await.unwrap(), TakeOver::Busy);
+}
+
+pub async fn the_clock_of_leases_goes_on(store: &dyn Store) {
+    let before = store.lease_clock().await.unwrap();
+    // Far from the zero of any clock that was never put.
+    assert!(before.value() > 1_000_000_000_000, "{before:?}");
+    assert!(store.lease_clock().await.unwrap() >= before);
+}
+
 pub async fn a_lease_keeps_others_away_until_it_ends(store: &dyn Store) {
     let (vm, other) = (known_vm(store, 1).await, known_vm(store, 2).await);
     admitted(store, 10, &vm).await;

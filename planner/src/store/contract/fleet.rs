@@ -95,6 +95,20 @@ async fn known_host(store: &dyn Store, name: &str, boot_id: &str) -> HostRow {
     row
 }
 
+pub async fn a_planner_reads_when_another_heard_a_host(store: &dyn Store) {
+    let a = known_host(store, "a", "boot").await;
+    assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), None);
+    store.hear_host(&a.id, "two", NOW).await.unwrap();
+    assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), Some(NOW));
+    assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), None);
+    store.hear_host(&a.id, "one", NOW).await.unwrap();
+    assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), None);
+    // What it says of itself is another thing.
+    assert_eq!(store.save_host(&a).await.unwrap(), SavedHost::Saved);
+    assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(NOW));
+    assert_eq!(store.heard_by_another(&host("b"), "one").await.unwrap(), None);
+}
+
 pub async fn the_sweep_of_a_dead_host_leaves_what_a_migration_owns(store: &dyn Store) {
     known_host(store, "a", "boot").await;
     let (alone, moving, stopping) =

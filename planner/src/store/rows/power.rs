@@ -31,6 +31,17 @@ pub struct NewPower {
     pub cpu: MilliCpu,
     /// Whether the host has room for a start.
     pub room: Room,
+    /// Whether it waited for that.
+    pub from_queue: FromQueue,
+}
+
+/// Whether a start waited in the queue under the same id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromQueue {
+    /// It did not.
+    No,
+    /// It did, and its row is taken out.
+    Yes,
 }
 
 /// Start or stop.

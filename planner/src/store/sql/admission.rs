@@ -4,6 +4,7 @@ use sqlx::Row as _;
 use vmferry_planner_core::migration::{Entry, Event, Migration};
 use vmferry_types::{Claim, PowerState, Seq, Timestamp};
 
+use super::emptying::write_changes;
 use super::fleet::{reservations_locked, vm_locked, write_vm};
 use super::hosts::cordoned_locked;
 use super::migration::{
@@ -38,7 +39,7 @@ async fn grant_refusal(
 ) -> Result<Option<Refused>, StoreError> {
     let host = &grant.destination;
     let pin = Outline::read(&vm.definition).ok().and_then(|outline| outline.pin);
-    if let Some(pin) = pin.filter(|pin| pin != host) {
+    if let Some(pin) = grant.pinned_elsewhere(pin, vm.host.as_ref()) {
         return Ok(Some(Refused::Pinned { pin }));
     }
     if cordoned_locked(tx, host, now).await? {
@@ -101,6 +102,12 @@ impl SqlStore {
         opened(&mut tx, &new.migration, now_us).await?;
         log_entries(&mut tx, new.migration.id, Seq::FIRST, &entries, now_us).await?;
         keep_books(&mut tx, &new.migration, &row, now).await?;
+        if let Some(begun) = &new.begun_for {
+            let change = std::slice::from_ref(&begun.change);
+            if write_changes(&mut tx, &begun.row, change, now_us).await?.is_none() {
+                return Ok(Admission::Raced);
+            }
+        }
         commit("admit a migration", tx).await?;
         Ok(Admission::Admitted(Box::new(row)))
     }

@@ -239,6 +239,17 @@ impl SqlStore {
             .collect()
     }
 
+    pub(super) async fn read_vms_on(&self, host: &HostId) -> Result<Vec<VmRow>, StoreError> {
+        sqlx::query(select_vm!("WHERE host = $1 AND deleted_ms IS NULL ORDER BY name, id"))
+            .bind(host.as_str())
+            .fetch_all(&self.readers)
+            .await
+            .map_err(sql("read a host's VMs"))?
+            .iter()
+            .map(vm_row)
+            .collect()
+    }
+
     pub(super) async fn read_vm(&self, vm: VmId) -> Result<Option<VmRow>, StoreError> {
         sqlx::query(select_vm!("WHERE id = $1 AND deleted_ms IS NULL"))
             .bind(vm.to_string())

@@ -1,6 +1,7 @@
 //! Hosts: who they are, who holds them back, and that they are dead.
 
 use sqlx::any::AnyRow;
+use vmferry_planner_core::lifecycle::cordon;
 use vmferry_types::{HostId, Timestamp, VmId};
 
 use super::rows::{self, host_id, int, optional_uint, sql, uint, vm_id};
@@ -71,9 +72,33 @@ async fn sweep(
     .collect()
 }
 
+/// Says when a host was deleted that reports still from the boot that it had then. From another one
+/// it is a new host.
+async fn deleted(tx: &mut Tx, host: &HostRow) -> Result<Option<Timestamp>, StoreError> {
+    let row = sqlx::query("SELECT boot_id, deleted_ms FROM deleted_hosts WHERE id = $1")
+        .bind(host.id.as_str())
+        .fetch_optional(tx.connection())
+        .await
+        .map_err(sql("read deleted hosts"))?;
+    let Some(row) = row else { return Ok(None) };
+    let boot_id: String = rows::get(&row, "boot_id")?;
+    if boot_id == host.boot_id {
+        return Ok(Some(Timestamp(uint(&row, "deleted_ms")?)));
+    }
+    sqlx::query("DELETE FROM deleted_hosts WHERE id = $1")
+        .bind(host.id.as_str())
+        .execute(tx.connection())
+        .await
+        .map_err(sql("take a host back"))?;
+    Ok(None)
+}
+
 impl SqlStore {
     pub(super) async fn write_host(&self, host: &HostRow) -> Result<SavedHost, StoreError> {
         let mut tx = self.begin().await?;
+        if let Some(at) = deleted(&mut tx, host).await? {
+            return Ok(SavedHost::Deleted { at });
+        }
         let other = sqlx::query("SELECT id FROM hosts WHERE name = $1 AND id <> $2")
             .bind(&host.name)
             .bind(host.id.as_str())
@@ -123,6 +148,37 @@ impl SqlStore {
             })
         })
         .collect()
+    }
+
+    pub(super) async fn write_heard(
+        &self,
+        host: &HostId,
+        by: &str,
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
+        sqlx::query("UPDATE hosts SET heard_ms = $2, heard_by = $3 WHERE id = $1")
+            .bind(host.as_str())
+            .bind(int(at.value()))
+            .bind(by)
+            .execute(&self.writer)
+            .await
+            .map_err(sql("write who heard a host"))?;
+        Ok(())
+    }
+
+    pub(super) async fn read_heard(
+        &self,
+        host: &HostId,
+        by: &str,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let row = sqlx::query("SELECT heard_ms FROM hosts WHERE id = $1 AND heard_by <> $2")
+            .bind(host.as_str())
+            .bind(by)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(sql("read who heard a host"))?;
+        let heard = row.map(|row| optional_uint(&row, "heard_ms")).transpose()?;
+        Ok(heard.flatten().map(Timestamp))
     }
 
     pub(super) async fn write_declaration(
@@ -192,15 +248,7 @@ impl SqlStore {
         .await
         .map_err(sql("read cordons"))?
         .iter()
-        .map(|row| {
-            Ok(Cordon {
-                host: host_id(&rows::get::<String>(row, "host")?)?,
-                owner: rows::get(row, "owner")?,
-                reason: rows::get(row, "reason")?,
-                since: Timestamp(uint(row, "since_ms")?),
-                expires: optional_uint(row, "expires_ms")?.map(Timestamp),
-            })
-        })
+        .map(cordon_row)
         .collect()
     }
 
@@ -208,30 +256,78 @@ impl SqlStore {
     pub(super) async fn write_cordon(&self, cordon: &Cordon) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
         tx.hold_host(&cordon.host).await?;
-        sqlx::query(
-            "INSERT INTO cordons (host, owner, reason, since_ms, expires_ms)
-             VALUES ($1, $2, $3, $4, $5)
-             ON CONFLICT (host, owner) DO UPDATE SET
-                reason = excluded.reason, expires_ms = excluded.expires_ms",
-        )
-        .bind(cordon.host.as_str())
-        .bind(&cordon.owner)
-        .bind(&cordon.reason)
-        .bind(int(cordon.since.value()))
-        .bind(cordon.expires.map(|at| int(at.value())))
-        .execute(tx.connection())
-        .await
-        .map_err(sql("cordon a host"))?;
+        put_cordon(&mut tx, cordon).await?;
         commit("cordon a host", tx).await
     }
 
     pub(super) async fn delete_cordon(&self, host: &HostId, owner: &str) -> Result<(), StoreError> {
-        sqlx::query("DELETE FROM cordons WHERE host = $1 AND owner = $2")
-            .bind(host.as_str())
-            .bind(owner)
-            .execute(&self.writer)
-            .await
-            .map_err(sql("uncordon a host"))?;
-        Ok(())
+        let mut tx = self.begin().await?;
+        remove_cordon(&mut tx, host, owner).await?;
+        commit("uncordon a host", tx).await
     }
+}
+
+/// Writes a cordon; one of the same owner is held anew, since when it was.
+pub(super) async fn put_cordon(tx: &mut Tx, cordon: &Cordon) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO cordons (host, owner, reason, since_ms, expires_ms)
+         VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT (host, owner) DO UPDATE SET
+            reason = excluded.reason, expires_ms = excluded.expires_ms,
+            since_ms = CASE WHEN cordons.expires_ms IS NOT NULL
+                             AND cordons.expires_ms <= excluded.since_ms
+                            THEN excluded.since_ms ELSE cordons.since_ms END",
+    )
+    .bind(cordon.host.as_str())
+    .bind(&cordon.owner)
+    .bind(&cordon.reason)
+    .bind(int(cordon.since.value()))
+    .bind(cordon.expires.map(|at| int(at.value())))
+    .execute(tx.connection())
+    .await
+    .map_err(sql("cordon a host"))?;
+    Ok(())
+}
+
+/// Lets go of what an owner held.
+pub(super) async fn remove_cordon(
+    tx: &mut Tx,
+    host: &HostId,
+    owner: &str,
+) -> Result<(), StoreError> {
+    sqlx::query("DELETE FROM cordons WHERE host = $1 AND owner = $2")
+        .bind(host.as_str())
+        .bind(owner)
+        .execute(tx.connection())
+        .await
+        .map_err(sql("uncordon a host"))?;
+    Ok(())
+}
+
+fn cordon_row(row: &AnyRow) -> Result<Cordon, StoreError> {
+    Ok(Cordon {
+        host: host_id(&rows::get::<String>(row, "host")?)?,
+        owner: rows::get(row, "owner")?,
+        reason: rows::get(row, "reason")?,
+        since: Timestamp(uint(row, "since_ms")?),
+        expires: optional_uint(row, "expires_ms")?.map(Timestamp),
+    })
+}
+
+/// Reads all cordons of a host, whether they hold or not. The host's lock is held.
+pub(super) async fn cordons_locked(
+    tx: &mut Tx,
+    host: &HostId,
+) -> Result<Vec<cordon::Cordon>, StoreError> {
+    sqlx::query(
+        "SELECT host, owner, reason, since_ms, expires_ms FROM cordons WHERE host = $1
+         ORDER BY owner",
+    )
+    .bind(host.as_str())
+    .fetch_all(tx.connection())
+    .await
+    .map_err(sql("read cordons"))?
+    .iter()
+    .map(|row| cordon_row(row).map(|cordon| cordon.in_core()))
+    .collect()
 }

@@ -7,10 +7,12 @@ use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PhaseLabel, Seq
 
 use super::fleet::{reserve, vm_locked, write_vm};
 use super::rows::{self, int, optional_uint, sql, uint};
-use super::{SqlStore, Tx, commit, held};
+use super::{Engine, SqlStore, Tx, commit, held};
+use crate::clock;
 use crate::store::rows::{Notes, OnlyOpen};
 use crate::store::{
     Commit, Filter, LogRow, MigrationRow, Reservation, StoreError, TakeOver, check_changes,
+    lease_holds,
 };
 
 macro_rules! select_migration {
@@ -97,8 +99,8 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     sqlx::query(
         "INSERT INTO migrations (id, request_id, vm_id, vm_name, source, destination, phase,
                                  generation, claim, seq, lease_until_ms, created_us, updated_us,
-                                 record)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13)",
+                                 record, priority)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13, $14)",
     )
     .bind(migration.id.to_string())
     .bind(&row.request)
@@ -113,6 +115,7 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     .bind(int(row.created_us))
     .bind(int(row.updated_us))
     .bind(record_text(migration, &row.notes)?)
+    .bind(row.notes.sake.priority.label())
     .execute(tx.connection())
     .await
     .map_err(sql("write a migration"))?;
@@ -377,7 +380,7 @@ impl SqlStore {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && row.lease_until > now {
+        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
             return Ok(TakeOver::Busy);
         }
         let Some(mut vm) = vm_locked(&mut tx, row.migration.vm).await? else {
@@ -423,12 +426,35 @@ impl SqlStore {
         Ok(result.rows_affected() == 1)
     }
 
-    pub(super) async fn end_leases(&self) -> Result<(), StoreError> {
+    /// Reads the clock that all who use the database have in common.
+    pub(super) async fn read_clock(&self) -> Result<Timestamp, StoreError> {
+        match self.engine {
+            // One planner has it alone.
+            Engine::Sqlite => Ok(clock::now()),
+            Engine::Postgres => {
+                let text =
+                    "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::BIGINT AS now_ms";
+                let read = sqlx::query(text).fetch_one(&self.readers).await;
+                Ok(Timestamp(uint(&read.map_err(sql("read the clock"))?, "now_ms")?))
+            }
+        }
+    }
+
+    /// Ends the leases of one planner, or all.
+    pub(super) async fn end_leases(&self, owner: Option<&str>) -> Result<(), StoreError> {
         for statement in [
-            "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
-            "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0 WHERE ended_us IS NULL",
+            "UPDATE migrations SET lease_owner = NULL, lease_until_ms = 0
+             WHERE ended_us IS NULL AND ($1 = '' OR lease_owner = $1)",
+            "UPDATE power_actions SET lease_owner = NULL, lease_until_ms = 0
+             WHERE ended_us IS NULL AND ($1 = '' OR lease_owner = $1)",
+            "UPDATE emptyings SET lease_owner = NULL, lease_until_ms = 0
+             WHERE driven = 1 AND ($1 = '' OR lease_owner = $1)",
         ] {
-            sqlx::query(statement).execute(&self.writer).await.map_err(sql("end leases"))?;
+            sqlx::query(statement)
+                .bind(owner.unwrap_or_default())
+                .execute(&self.writer)
+                .await
+                .map_err(sql("end leases"))?;
         }
         Ok(())
     }

@@ -6,11 +6,12 @@ use vmferry_types::{Claim, Generation, MigrationId, PowerState, Seq, Timestamp};
 
 use super::fleet::{close_reservations, reservations_locked, reserve, vm_locked, write_vm};
 use super::hosts::cordoned_locked;
+use super::queue::leave_queue;
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
-    AdmitPower, Commit, Ends, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord, Refused,
-    Reservation, StoreError, TakePower, VmRow,
+    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
+    Refused, Reservation, StoreError, TakePower, VmRow, lease_holds,
 };
 
 macro_rules! select_power {
@@ -80,8 +81,14 @@ enum Gate {
 
 /// Decides under the lock whether a VM may be started or stopped; `None` if it may.
 fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> Option<Refused> {
-    if let Some(admission) = vm.admission {
-        return Some(Refused::InFlight { admission });
+    let waited = match new.from_queue {
+        FromQueue::No => None,
+        FromQueue::Yes => Some(new.id),
+    };
+    if vm.admission != waited {
+        return Some(vm.admission.map_or(Refused::Power { power: vm.power }, |admission| {
+            Refused::InFlight { admission }
+        }));
     }
     match (new.kind, vm.power) {
         (PowerKind::Start, PowerState::Stopped | PowerState::Lost)
@@ -100,6 +107,32 @@ fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> 
         }
         PowerKind::Stop => None,
     }
+}
+
+/// Gives a VM to a start or a stop; returns what has to be known to take that back.
+fn begin(new: &NewPower, vm: &mut VmRow) -> PowerRecord {
+    let record = PowerRecord {
+        how: new.how.clone(),
+        deadline_ms: new.deadline_ms,
+        power_before: vm.power.label().to_owned(),
+        host_before: vm.host.as_ref().map(ToString::to_string),
+        ..PowerRecord::default()
+    };
+    // A start elsewhere changes who may run the VM. That its last process is gone was proven when
+    // the row became `stopped` or `lost`: nothing else makes it so.
+    if new.kind == PowerKind::Start {
+        if vm.generation < Generation::FIRST {
+            vm.generation = Generation::FIRST;
+        } else if vm.host.as_ref().is_some_and(|host| *host != new.host) {
+            vm.generation = vm.generation.next();
+        }
+        vm.host = Some(new.host.clone());
+    }
+    vm.claim = vm.claim.next();
+    vm.admission = Some(new.id);
+    vm.error = String::new();
+    vm.power = new.kind.under_way();
+    record
 }
 
 impl SqlStore {
@@ -126,27 +159,10 @@ impl SqlStore {
         if let Some(refused) = refusal(new, &vm, gate, &reserved) {
             return Ok(AdmitPower::Refused(refused));
         }
-        let record = PowerRecord {
-            how: new.how.clone(),
-            deadline_ms: new.deadline_ms,
-            power_before: vm.power.label().to_owned(),
-            host_before: vm.host.as_ref().map(ToString::to_string),
-            ..PowerRecord::default()
-        };
-        // A start elsewhere changes who may run the VM. That its last process is gone was proven
-        // when the row became `stopped` or `lost`: nothing else makes it so.
-        if new.kind == PowerKind::Start {
-            if vm.generation < Generation::FIRST {
-                vm.generation = Generation::FIRST;
-            } else if vm.host.as_ref().is_some_and(|host| *host != new.host) {
-                vm.generation = vm.generation.next();
-            }
-            vm.host = Some(new.host.clone());
+        if new.from_queue == FromQueue::Yes && !leave_queue(&mut tx, new.id, now_us).await? {
+            return Ok(AdmitPower::Refused(Refused::InFlight { admission: new.id }));
         }
-        vm.claim = vm.claim.next();
-        vm.admission = Some(new.id);
-        vm.error = String::new();
-        vm.power = new.kind.under_way();
+        let record = begin(new, &mut vm);
         write_vm(&mut tx, &vm, now).await?;
         let reservation = Reservation {
             admission: new.id,
@@ -217,7 +233,7 @@ impl SqlStore {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && action.lease_until > now {
+        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
             return Ok(TakePower::Busy);
         }
         let Some(mut vm) = vm_locked(&mut tx, action.vm).await? else {

@@ -22,6 +22,15 @@ impl Agents for World {
                         name: String::new(),
                         ..FakeVm::default()
                     });
+                if request.generation < vm.generation {
+                    let detail = ErrorDetail {
+                        code: "stale_generation".to_owned(),
+                        known_claim: vm.claim,
+                        known_generation: vm.generation,
+                        ..ErrorDetail::default()
+                    };
+                    return Err(refused_with(host, "claim: a newer owner is known", detail));
+                }
                 let equal = request.claim == vm.claim && request.migration_id == vm.migration;
                 if request.claim < vm.claim || (request.claim == vm.claim && !equal) {
                     let detail = ErrorDetail {

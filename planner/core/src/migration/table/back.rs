@@ -67,6 +67,7 @@ impl Going<'_> {
             | Cause::GuestPoweredOff { .. }
             | Cause::GuestLost { .. }
             | Cause::GuestCrashed { .. }
+            | Cause::Overtaken { .. }
             | Cause::RanUncommitted { .. } => false,
         }
     }
@@ -101,6 +102,7 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -130,6 +132,7 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -175,7 +178,10 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::SourceContinued => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+        Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
+        | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
     })
@@ -207,7 +213,10 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::ReceiverGone { .. } => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+        Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
+        | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
     })
@@ -236,7 +245,10 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::SourceGone { .. }
         | Event::GuestPoweredOff { .. }
         | Event::SourceContinued => return Err(Refusal::Stale),
-        Event::DestinationRuns | Event::SourceReleased { .. } | Event::Resolved { .. } => {
+        Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
+        | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
     })

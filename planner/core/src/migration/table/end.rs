@@ -84,6 +84,7 @@ pub(super) fn committed(
         | Event::SourceRunsAgain { .. }
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -125,6 +126,7 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         Event::SourceGaveUp { .. }
         | Event::SourceRunsAgain { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -174,6 +176,37 @@ fn resolved(phase: &Phase, keep: Keep) -> Result<Phase, Refusal> {
     }
 }
 
+/// Agents know a newer owner than this row, and a human has looked: nothing that the row says of the
+/// VM is true any more. Nothing is touched; what is left on hosts is shown as open halves.
+pub(super) fn overtaken(at: At<'_>, host: &HostId, known: Generation) -> Result<Phase, Refusal> {
+    let books = at.migration.books();
+    if known <= books.generation {
+        return Err(Refusal::Illegal);
+    }
+    let phase = &at.migration.phase;
+    match phase {
+        // It holds nothing: it is cancelled like any other.
+        Phase::Queued { .. } => Err(Refusal::Illegal),
+        Phase::Done { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { cleanup: Cleanup::Nothing, .. } => Err(Refusal::Stale),
+        Phase::Admitted { destination, .. }
+        | Phase::Captured { destination, .. }
+        | Phase::Restored { destination, .. }
+        | Phase::Committed { destination, .. }
+        | Phase::Attached { destination, .. }
+        | Phase::RollingBack { destination, .. }
+        | Phase::Failed { destination, .. } => Ok(Phase::Failed {
+            destination: destination.clone(),
+            owner: books.host,
+            generation: books.generation,
+            cause: Cause::Overtaken { host: host.clone(), known },
+            first: phase.cause().cloned(),
+            cleanup: Cleanup::Nothing,
+        }),
+    }
+}
+
 /// What had to be cleared away is proven gone.
 fn cleaned(phase: &Phase) -> Phase {
     let mut phase = phase.clone();
@@ -209,6 +242,7 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => Refusal::Stale,
     }
 }

@@ -100,6 +100,7 @@ pub(super) fn queued(
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -158,6 +159,7 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -204,6 +206,7 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -243,6 +246,7 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -285,6 +289,7 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -325,6 +330,7 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -367,6 +373,7 @@ pub(super) fn restored(
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -403,6 +410,7 @@ pub(super) fn restored_alone(
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

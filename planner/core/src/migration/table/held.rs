@@ -44,6 +44,7 @@ pub(super) fn holding(
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -83,6 +84,7 @@ pub(super) fn held(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::SourceContinued
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -40,6 +40,7 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -78,6 +79,7 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::DecidedForward
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
+        | Event::Overtaken { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -6,9 +6,10 @@ use sqlx::migrate::Migrator;
 use sqlx::{AnyPool, Executor as _};
 use tempfile::TempDir;
 use vmferry_planner_core::evidence::{RunState, TransferState};
+use vmferry_planner_core::maintenance::PinsToSource;
 use vmferry_planner_core::migration::{
-    Event, GoneProof, Handover, Listener, Process, ProofKind, Ran, Receiver, SourceWord, Stood,
-    Word,
+    Event, GoneProof, Handover, Listener, Migration, Process, ProofKind, Ran, Receiver, SourceWord,
+    Stood, Word,
 };
 use vmferry_types::{PhaseLabel, PowerState, Timestamp};
 
@@ -24,12 +25,13 @@ const ROWS: &str = include_str!("schema_0001.sql");
 const NOW: Timestamp = Timestamp(5_000);
 const NOW_US: u64 = 5_000_000;
 
-/// Writes what schema 1 left behind into an empty database.
-async fn written(url: &str) {
+/// Writes what an older schema left behind into an empty database.
+async fn written(url: &str, version: usize) {
     sqlx::any::install_default_drivers();
     let pool = AnyPool::connect(url).await.unwrap();
     Migrator::with_migrations(schema(&SCHEMA[..1])).run(&pool).await.unwrap();
     pool.execute(ROWS).await.unwrap();
+    Migrator::with_migrations(schema(&SCHEMA[..version])).run(&pool).await.unwrap();
     pool.close().await;
 }
 
@@ -37,8 +39,26 @@ async fn written(url: &str) {
 async fn a_file_of_schema_1_is_driven_on() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("planner.db");
-    written(&format!("sqlite://{}?mode=rwc", path.display())).await;
+    written(&format!("sqlite://{}?mode=rwc", path.display()), 1).await;
     let store = SqlStore::open(&StoreUrl::Sqlite(path)).await.unwrap();
+    is_driven_on(&store).await;
+}
+
+#[tokio::test]
+async fn a_file_of_schema_2_is_driven_on() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("planner.db");
+    written(&format!("sqlite://{}?mode=rwc", path.display()), 2).await;
+    let store = SqlStore::open(&StoreUrl::Sqlite(path)).await.unwrap();
+    is_driven_on(&store).await;
+}
+
+#[tokio::test]
+async fn a_database_of_schema_2_is_driven_on() {
+    let url = super::postgres::database().await;
+    let StoreUrl::Postgres(postgres) = &url else { panic!("{url}") };
+    written(postgres.secret(), 2).await;
+    let store = SqlStore::open(&url).await.unwrap();
     is_driven_on(&store).await;
 }
 
@@ -46,7 +66,7 @@ async fn a_file_of_schema_1_is_driven_on() {
 async fn a_database_of_schema_1_is_driven_on() {
     let url = super::postgres::database().await;
     let StoreUrl::Postgres(postgres) = &url else { panic!("{url}") };
-    written(postgres.secret()).await;
+    written(postgres.secret(), 1).await;
     let store = SqlStore::open(&url).await.unwrap();
     is_driven_on(&store).await;
 }
@@ -109,7 +129,13 @@ async fn everything_is_there(store: &dyn Store) {
     for row in &rows {
         assert_eq!(row.notes.pause_us, 7);
         assert_eq!(row.request, Some(format!("request-{}", row.vm_name)));
-        assert_eq!(store.log(row.migration.id).await.unwrap().len(), 1);
+        let log = store.log(row.migration.id).await.unwrap();
+        let [opened] = log.as_slice() else { panic!("{log:#?}") };
+        // What replay begins from.
+        let opened: Migration = serde_json::from_str(&opened.body).unwrap();
+        let known = &row.migration;
+        assert_eq!((opened.id, opened.vm, &opened.source), (known.id, known.vm, &known.source));
+        assert_eq!((opened.label(), &opened.terms), (PhaseLabel::Queued, &known.terms));
     }
     let phases: BTreeSet<_> = rows.iter().map(|row| row.migration.label().label()).collect();
     assert_eq!(phases.len(), PhaseLabel::ALL.len());
@@ -165,6 +191,7 @@ async fn driven_to_its_end(store: &dyn Store, mut row: MigrationRow) -> Migratio
             destination: "b".parse().unwrap(),
             room: Room::new(|_| Ok(())),
             inbound_max: 99,
+            pins: PinsToSource::Hold,
         };
         let Granted::Done(granted) = store.grant(&row, &grant, NOW_US).await.unwrap() else {
             panic!("{row:#?}");
