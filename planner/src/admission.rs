@@ -213,16 +213,16 @@ pub(crate) async fn fleet(planner: &Planner) -> Result<Fleet, StoreError> {
 /// other hosts have of it, or claim to have, is not it.
 #[must_use]
 pub fn demand_on(planner: &Planner, vm: &VmRow) -> Demand {
-    let mut demand = Demand { memory: vm.memory, cpu: vm.cpu };
-    let reported = planner.parts.inventory.reported(vm.id);
-    for (_, reported) in reported.iter().filter(|(host, _)| vm.host.as_ref() == Some(host)) {
-        demand = demand.worst(Demand::of(
+    let demand = Demand { memory: vm.memory, cpu: vm.cpu };
+    let host = vm.host.as_ref();
+    let reported = host.and_then(|host| planner.parts.inventory.reported_by(host, vm.id));
+    reported.map_or(demand, |reported| {
+        demand.worst(Demand::of(
             Bytes(reported.configured_memory_bytes),
             Bytes(reported.observed_memory_bytes),
             MilliCpu(reported.cpu_milli),
-        ));
-    }
-    demand
+        ))
+    })
 }
 
 fn grant(planner: &Planner, fleet: &Fleet, request: &Request, destination: &HostId) -> Grant {
@@ -237,15 +237,10 @@ fn grant(planner: &Planner, fleet: &Fleet, request: &Request, destination: &Host
 /// Returns the check that the transaction makes again: the host as it was seen, beside what is
 /// reserved there by then.
 fn room(fleet: &Fleet, request: &Request, destination: &HostId) -> Room {
-    let alone = Fleet {
-        hosts: fleet
-            .hosts
-            .iter()
-            .filter(|(id, _)| *id == destination)
-            .map(|(id, host)| (id.clone(), host.clone()))
-            .collect::<BTreeMap<HostId, Host>>(),
-        ..fleet.clone()
-    };
+    let known = fleet.hosts.get_key_value(destination);
+    let hosts: BTreeMap<HostId, Host> =
+        known.map(|(id, host)| (id.clone(), host.clone())).into_iter().collect();
+    let alone = Fleet { now: fleet.now, policy: fleet.policy, hosts };
     let (destination, request) = (destination.clone(), request.clone());
     Room::new(move |reserved| {
         let Some(host) = alone.hosts.get(&destination) else {

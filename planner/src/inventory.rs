@@ -7,6 +7,7 @@
 
 mod death;
 mod fleet;
+mod steady;
 mod truth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,6 +22,7 @@ pub use death::{Worth, proof as proof_of_death, words as words_of_death};
 pub use fleet::{held, snapshot};
 pub use truth::{Doubted, EndedBy};
 
+use self::steady::Settled;
 use crate::agents::rpc::Directory;
 use crate::clock;
 use crate::config::{Config, HostSettings};
@@ -56,6 +58,12 @@ struct Entry {
     asked_after: Option<Declaration>,
     /// VMs that came to be here since the last report.
     arrived: BTreeMap<VmId, VmUse>,
+    /// Whether `heard` counts VMs that its report does not name.
+    counts_more: bool,
+    /// The number of the last report.
+    sequence: u64,
+    /// Set while all that was said agrees with the store.
+    settled: Option<Settled>,
 }
 
 /// All hosts, as they introduced themselves and as they were last heard.
@@ -116,6 +124,13 @@ impl Inventory {
             .values()
             .filter_map(|entry| Some((entry.row.clone()?, entry.heard.clone())))
             .collect()
+    }
+
+    /// Shows every host that has introduced itself: what operators say of it, and what it last said.
+    fn each(&self, mut show: impl FnMut(&HostId, Option<&HostSettings>, Option<&KnownHost>)) {
+        for (id, entry) in self.locked().iter().filter(|(_, entry)| entry.row.is_some()) {
+            show(id, self.settings.get(id), entry.heard.as_ref());
+        }
     }
 
     /// Returns what a host last said, if it said anything since this planner started.
@@ -199,6 +214,15 @@ impl Inventory {
         all
     }
 
+    /// Returns what a host last said of a VM.
+    #[must_use]
+    pub fn reported_by(&self, host: &HostId, vm: VmId) -> Option<VmReport> {
+        let wanted = vm.to_string();
+        let entries = self.locked();
+        let heard = entries.get(host)?.heard.as_ref()?;
+        heard.report.vms.iter().find(|vm| vm.vm_id == wanted).cloned()
+    }
+
     /// Returns what each host last said of a VM.
     #[must_use]
     pub fn reported(&self, vm: VmId) -> Vec<(HostId, VmReport)> {
@@ -255,13 +279,31 @@ impl Inventory {
             }
             Reception::New { introduce: false } => {}
         }
-        self.keep(&host, Arc::clone(&report), now);
+        let nothing_new = self.nothing_new(&host, &report, now);
+        if nothing_new.is_none() {
+            self.keep(&host, Arc::clone(&report), now);
+        }
         self.hear_from(store, &host, &report.boot_id, now).await?;
+        if let Some(generations) = nothing_new {
+            let reply = ReportReply { refused: String::new(), generations };
+            return Ok(Taken { reply, doubted: Vec::new() });
+        }
         let mut generations = Vec::with_capacity(report.vms.len());
         let mut doubted = Vec::new();
+        let mut agreed = steady::is_whole(&report);
+        let owned = store.vms_on(&host).await?;
+        let mut owned: BTreeMap<VmId, VmRow> = owned.into_iter().map(|row| (row.id, row)).collect();
         for vm in &report.vms {
-            let Ok(id) = vm.vm_id.parse::<VmId>() else { continue };
-            if let Some(row) = truth::compare(store, &host, &report, (id, vm), now).await? {
+            let Ok(id) = vm.vm_id.parse::<VmId>() else {
+                agreed = false;
+                continue;
+            };
+            let known = match owned.remove(&id) {
+                Some(row) => Some(row),
+                None => store.vm(id).await?,
+            };
+            agreed &= known.as_ref().is_some_and(|row| steady::agree(&host, vm, row));
+            if let Some(row) = truth::compare(store, &host, &report, (id, vm, known), now).await? {
                 let row = self.lives_after_all(store, &host, (vm, row), now).await?;
                 doubted.extend(truth::doubted(&host, &report, (vm, &row)));
                 generations.push(generation(&row));
@@ -271,8 +313,46 @@ impl Inventory {
             let told = forgotten(&host, &report, &store.vms().await?);
             generations.extend(told);
         }
+        if agreed {
+            self.settle(&host, report.sequence, &generations, now);
+        }
         let reply = ReportReply { refused: String::new(), generations };
         Ok(Taken { reply, doubted })
+    }
+
+    /// Keeps a report that says the same as the one before, all of which agrees with the store, and
+    /// returns what its host is answered; `None` if there is something to be looked at.
+    fn nothing_new(
+        &self,
+        host: &HostId,
+        report: &Arc<HostReport>,
+        now: Timestamp,
+    ) -> Option<Vec<VmGeneration>> {
+        let mut entries = self.locked();
+        let entry = entries.get_mut(host)?;
+        let heard = entry.heard.as_mut()?;
+        let settled = entry.settled.as_ref().filter(|settled| settled.counts(now))?;
+        if !steady::same_but_for_figures(&heard.report, report) {
+            return None;
+        }
+        let generations = settled.generations.clone();
+        let as_read = entry.arrived.is_empty() && !entry.counts_more;
+        if as_read && steady::repeats(&heard.report, report) {
+            entry.sequence = report.sequence;
+            heard.at = now;
+            Arc::make_mut(&mut heard.read).at = now;
+        } else {
+            Self::take_in(entry, Arc::clone(report), now);
+        }
+        Some(generations)
+    }
+
+    /// Notes that all of a report agrees with the store, if it is still the last one.
+    fn settle(&self, host: &HostId, sequence: u64, generations: &[VmGeneration], now: Timestamp) {
+        let mut entries = self.locked();
+        if let Some(entry) = entries.get_mut(host).filter(|entry| entry.sequence == sequence) {
+            entry.settled = Some(Settled { generations: generations.to_vec(), at: now });
+        }
     }
 
     /// Decides what a report is, before anything is kept of it.
@@ -288,7 +368,7 @@ impl Inventory {
         }
         if let Some(heard) = &entry.heard
             && heard.report.agent_instance == report.agent_instance
-            && heard.report.sequence >= report.sequence
+            && entry.sequence >= report.sequence
         {
             return Reception::Old;
         }
@@ -360,8 +440,23 @@ impl Inventory {
                 entry.superseded.pop_front();
             }
         }
+        entry.settled = None;
+        Self::take_in(entry, report, now);
+    }
+
+    /// Reads a report, with what came since the one before.
+    fn take_in(entry: &mut Entry, report: Arc<HostReport>, now: Timestamp) {
         let mut read = fleet::read(&report, now);
-        count_too(&mut read, &std::mem::take(&mut entry.arrived));
+        // A host says the same of its QEMU each time.
+        if let Some(before) = &entry.heard
+            && before.read.capabilities == read.capabilities
+        {
+            read.capabilities = Arc::clone(&before.read.capabilities);
+        }
+        let arrived = std::mem::take(&mut entry.arrived);
+        entry.counts_more = !arrived.is_empty();
+        count_too(&mut read, &arrived);
+        entry.sequence = report.sequence;
         entry.heard = Some(KnownHost { read: Arc::new(read), report, at: now });
     }
 }

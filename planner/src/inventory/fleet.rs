@@ -25,54 +25,73 @@ pub async fn snapshot(
     policy: &config::Policy,
     now: Timestamp,
 ) -> Result<Fleet, StoreError> {
-    let cordons = store.cordons(now).await?;
-    let lifecycles = store.lifecycles().await?;
-    let reservations = store.reservations().await?;
-    let open = store.migrations(&Filter { open: OnlyOpen::Open, ..Filter::default() }).await?;
+    let filter = Filter { open: OnlyOpen::Open, ..Filter::default() };
+    let (cordons, lifecycles, reservations, open) = tokio::try_join!(
+        store.cordons(now),
+        store.lifecycles(),
+        store.reservations(),
+        store.migrations(&filter),
+    )?;
     let policy = core_policy(policy);
-    let hosts = inventory
-        .hosts()
-        .into_iter()
-        .map(|(row, heard)| {
-            let settings = inventory.settings(&row.id);
-            let host = Host {
-                policy: HostPolicy {
-                    cluster: settings.cluster,
-                    labels: settings.labels,
-                    cordons: cordons
-                        .iter()
-                        .filter(|cordon| cordon.host == row.id)
-                        .map(|cordon| Cordon {
-                            owner: cordon.owner.clone(),
-                            reason: cordon.reason.clone(),
-                        })
-                        .collect(),
-                    lifecycle: lifecycles.get(&row.id).copied().unwrap_or(Lifecycle::Active),
-                },
-                availability: availability(heard.as_ref(), &policy, now),
-                report: heard.as_ref().map(|heard| Arc::clone(&heard.read)),
-                reservations: held(&row.id, &reservations),
-                inbound: inbound(&row.id, &open),
-                outbound: outbound(&row.id, &open),
-                id: row.id.clone(),
-            };
-            (row.id, host)
-        })
-        .collect();
+    let mut stored = Stored::default();
+    for Reservation { host, vm, memory, cpu, .. } in reservations {
+        let held = stored.of(&host).held.entry(vm).or_default();
+        *held = held.worst(Demand { memory, cpu });
+    }
+    for cordon in cordons {
+        let held = &mut stored.of(&cordon.host).cordons;
+        held.insert(Cordon { owner: cordon.owner, reason: cordon.reason });
+    }
+    // Those that wait for room hold nothing and do not count.
+    for row in &open {
+        if let Some(destination) = row.migration.destination() {
+            stored.of(destination).inbound += 1;
+            stored.of(&row.migration.source).outbound += 1;
+        }
+    }
+    let mut hosts = BTreeMap::new();
+    inventory.each(|id, settings, heard| {
+        let OfHost { held, cordons, inbound, outbound } = stored.take(id);
+        let settings = settings.cloned().unwrap_or_default();
+        let host = Host {
+            id: id.clone(),
+            policy: HostPolicy {
+                cluster: settings.cluster,
+                labels: settings.labels,
+                cordons,
+                lifecycle: lifecycles.get(id).copied().unwrap_or(Lifecycle::Active),
+            },
+            availability: availability(heard, &policy, now),
+            report: heard.map(|heard| Arc::clone(&heard.read)),
+            reservations: held,
+            inbound,
+            outbound,
+        };
+        hosts.insert(id.clone(), host);
+    });
     Ok(Fleet { now, policy, hosts })
 }
 
-fn inbound(host: &HostId, open: &[crate::store::MigrationRow]) -> u32 {
-    let inbound = open.iter().filter(|row| row.migration.destination() == Some(host)).count();
-    u32::try_from(inbound).unwrap_or(u32::MAX)
+/// What the store says of hosts, found by host: there may be many of both.
+#[derive(Default)]
+struct Stored(BTreeMap<HostId, OfHost>);
+
+#[derive(Default)]
+struct OfHost {
+    held: BTreeMap<VmId, Demand>,
+    cordons: BTreeSet<Cordon>,
+    inbound: u32,
+    outbound: u32,
 }
 
-/// Counts the migrations that leave a host: those that wait for room hold nothing and do not count.
-fn outbound(host: &HostId, open: &[crate::store::MigrationRow]) -> u32 {
-    let leaves = |row: &&crate::store::MigrationRow| {
-        row.migration.source == *host && row.migration.destination().is_some()
-    };
-    u32::try_from(open.iter().filter(leaves).count()).unwrap_or(u32::MAX)
+impl Stored {
+    fn of(&mut self, host: &HostId) -> &mut OfHost {
+        self.0.entry(host.clone()).or_default()
+    }
+
+    fn take(&mut self, host: &HostId) -> OfHost {
+        self.0.remove(host).unwrap_or_default()
+    }
 }
 
 /// Returns what is held on a host, by VM.

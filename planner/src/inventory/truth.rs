@@ -11,19 +11,18 @@ use crate::store::{Adopted, Followed, Lost, Store, StoreError, VmRow};
 /// QEMU's run state of a guest whose kernel panicked.
 const PANICKED: &str = "guest-panicked";
 
-/// Holds one reported VM against the store, and returns the row that is true afterwards.
+/// Holds one reported VM against `known`, its row in the store, and returns the row that is true afterwards.
 pub(super) async fn compare(
     store: &dyn Store,
     host: &HostId,
     report: &HostReport,
-    (id, vm): (VmId, &VmReport),
+    (id, vm, known): (VmId, &VmReport, Option<VmRow>),
     now: Timestamp,
 ) -> Result<Option<VmRow>, StoreError> {
     // What an agent has not learnt, or cannot read, proves nothing.
     let believed = !report.learning
         && !report.journal_unreadable
         && matches!(vm.knowledge(), Knowledge::Known | Knowledge::Unresponsive);
-    let known = store.vm(id).await?;
     let believed = believed && counted(known.as_ref(), host, vm);
     let Some(role) = Role::from_label(&vm.role).filter(|_| believed) else {
         return Ok(known);
