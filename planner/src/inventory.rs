@@ -26,7 +26,7 @@ use self::steady::Settled;
 use crate::agents::rpc::Directory;
 use crate::clock;
 use crate::config::{Config, HostSettings};
-use crate::store::{Declaration, HostRow, SavedHost, Store, StoreError, VmRow};
+use crate::store::{Declaration, HostRow, Mark, SavedHost, Store, StoreError, VmRow};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
@@ -279,7 +279,8 @@ impl Inventory {
             }
             Reception::New { introduce: false } => {}
         }
-        let nothing_new = self.nothing_new(&host, &report, now);
+        let mark = store.mark_of(&host).await?;
+        let nothing_new = self.nothing_new(&host, &report, mark, now);
         if nothing_new.is_none() {
             self.keep(&host, Arc::clone(&report), now);
         }
@@ -314,7 +315,11 @@ impl Inventory {
             generations.extend(told);
         }
         if agreed {
-            self.settle(&host, report.sequence, &generations, now);
+            self.settle(
+                &host,
+                report.sequence,
+                Settled { generations: generations.clone(), mark, at: now },
+            );
         }
         let reply = ReportReply { refused: String::new(), generations };
         Ok(Taken { reply, doubted })
@@ -326,12 +331,14 @@ impl Inventory {
         &self,
         host: &HostId,
         report: &Arc<HostReport>,
+        mark: Mark,
         now: Timestamp,
     ) -> Option<Vec<VmGeneration>> {
         let mut entries = self.locked();
         let entry = entries.get_mut(host)?;
         let heard = entry.heard.as_mut()?;
-        let settled = entry.settled.as_ref().filter(|settled| settled.counts(now))?;
+        let settled =
+            entry.settled.as_ref().filter(|settled| settled.mark == mark && settled.counts(now))?;
         if !steady::same_but_for_figures(&heard.report, report) {
             return None;
         }
@@ -348,10 +355,10 @@ impl Inventory {
     }
 
     /// Notes that all of a report agrees with the store, if it is still the last one.
-    fn settle(&self, host: &HostId, sequence: u64, generations: &[VmGeneration], now: Timestamp) {
+    fn settle(&self, host: &HostId, sequence: u64, settled: Settled) {
         let mut entries = self.locked();
         if let Some(entry) = entries.get_mut(host).filter(|entry| entry.sequence == sequence) {
-            entry.settled = Some(Settled { generations: generations.to_vec(), at: now });
+            entry.settled = Some(settled);
         }
     }
 

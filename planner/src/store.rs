@@ -26,10 +26,10 @@ pub use rows::{
     Admission, AdmitPower, Adopted, AskHost, BegunFor, Change, Commit, Cordon, Declaration,
     DeclarationKind, Declared, Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow,
     EmptyingNotes, EmptyingRow, Ends, Filter, Followed, FromQueue, Grant, Granted, HostAnswer,
-    HostDone, HostRow, LogRow, Lost, MigrationRow, NewEmptying, NewMigration, NewPower, Notes,
-    OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart, Refused,
-    Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying, TakeOver,
-    TakePower, Tombstone, VmRow, Which, check_changes, lease_holds, slot_of,
+    HostDone, HostRow, LogRow, Lost, Mark, MigrationRow, NewEmptying, NewMigration, NewPower,
+    Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart,
+    Refused, Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying,
+    TakeOver, TakePower, Tombstone, VmRow, Which, check_changes, lease_holds, slot_of,
 };
 
 /// Says why the store could not do what it was asked.
@@ -180,6 +180,12 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn vms(&self) -> Stored<'_, Vec<VmRow>>;
     /// Reads the VMs that a host owns, or owned last.
     fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>>;
+    /// Reads what changes whenever a VM of a host does, comes or goes.
+    ///
+    /// It is asked at every report, where all the VMs would be too much.
+    fn mark_of<'a>(&'a self, host: &'a HostId) -> Stored<'a, Mark> {
+        Box::pin(async move { Ok(Mark::of(&self.vms_on(host).await?)) })
+    }
     /// Reads one VM.
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>>;
     /// Reads the VMs of a name; more than one only if several were adopted so.

@@ -2,14 +2,13 @@
 //!
 //! Ten thousand hosts report every few seconds, and hardly ever is anything different but figures.
 //! Once all that a host says of its VMs agrees with the store, the same words need not be held
-//! against it again: whatever is done to a VM takes a new claim, which its host reports. What only
-//! the store could know of, such as an owner that another host made known, is looked for again
-//! after a while.
+//! against it again, as long as none of its VMs was written since, by whichever planner: a host that
+//! was away is never answered from memory that it owns what has moved.
 
 use vmferry_proto::v1::{HostReport, Knowledge, VmGeneration, VmReport};
 use vmferry_types::{HostId, Millis, PowerState, Role, Timestamp};
 
-use crate::store::VmRow;
+use crate::store::{Mark, VmRow};
 
 /// For so long what was found counts for a host that says the same.
 const SETTLED_FOR: Millis = Millis(30_000);
@@ -19,7 +18,9 @@ const SETTLED_FOR: Millis = Millis(30_000);
 pub(super) struct Settled {
     /// What the host is answered.
     pub(super) generations: Vec<VmGeneration>,
-    /// When that was read.
+    /// The mark of the host's VMs before that was read.
+    pub(super) mark: Mark,
+    /// When that was.
     pub(super) at: Timestamp,
 }
 

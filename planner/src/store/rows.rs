@@ -160,6 +160,30 @@ pub struct VmRow {
     pub cpu: MilliCpu,
 }
 
+/// What differs whenever a VM of a host was written, came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// How many VMs the host owns, or owned last.
+    pub vms: u64,
+    /// The sum of their claims, which never go back.
+    pub claims: u64,
+    /// The sum of when they were written.
+    pub written: u64,
+}
+
+impl Mark {
+    /// Returns the mark of some VMs, where nobody keeps when they were written.
+    #[must_use]
+    pub fn of(vms: &[VmRow]) -> Self {
+        let sum = |of: fn(&VmRow) -> u64| vms.iter().map(of).fold(0, u64::wrapping_add);
+        Self {
+            vms: u64::try_from(vms.len()).unwrap_or(u64::MAX),
+            claims: sum(|vm| vm.claim.value()),
+            written: sum(|vm| vm.generation.value()),
+        }
+    }
+}
+
 /// What became of a new VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Defined {

@@ -42,7 +42,7 @@ use self::rows::sql;
 use super::{
     Admission, AdmitPower, Adopted, AskHost, Change, Commit, Cordon, Declaration, Declared,
     Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow, Ends, Filter,
-    Followed, Grant, Granted, HostAnswer, HostRow, LogRow, Lost, MigrationRow, NewMigration,
+    Followed, Grant, Granted, HostAnswer, HostRow, LogRow, Lost, Mark, MigrationRow, NewMigration,
     NewPower, Notes, PowerAction, QueueStart, QueuedStart, Reservation, SavedHost, Sharing, Slot,
     Store, StoreError, Stored, TakeEmptying, TakeOver, TakePower, Tombstone, VmRow,
 };
@@ -243,6 +243,10 @@ impl Store for SqlStore {
 
     fn vms_on<'a>(&'a self, host: &'a HostId) -> Stored<'a, Vec<VmRow>> {
         Box::pin(self.attempt("read a host's VMs", move || self.read_vms_on(host)))
+    }
+
+    fn mark_of<'a>(&'a self, host: &'a HostId) -> Stored<'a, Mark> {
+        Box::pin(self.attempt("read a host's mark", move || self.read_mark(host)))
     }
 
     fn vm(&self, vm: VmId) -> Stored<'_, Option<VmRow>> {

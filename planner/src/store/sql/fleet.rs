@@ -7,7 +7,8 @@ use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Time
 use super::rows::{self, admission_id, host_id, int, sql, uint, vm_id};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
-    Adopted, Defined, Deleted, Followed, Lost, Refused, Reservation, StoreError, Tombstone, VmRow,
+    Adopted, Defined, Deleted, Followed, Lost, Mark, Refused, Reservation, StoreError, Tombstone,
+    VmRow,
 };
 
 macro_rules! select_vm {
@@ -248,6 +249,24 @@ impl SqlStore {
             .iter()
             .map(vm_row)
             .collect()
+    }
+
+    pub(super) async fn read_mark(&self, host: &HostId) -> Result<Mark, StoreError> {
+        // Sums of integers are decimals in PostgreSQL, which no driver of several databases reads.
+        let row = sqlx::query(
+            "SELECT COUNT(*) AS vms, CAST(COALESCE(SUM(claim), 0) AS BIGINT) AS claims,
+                    CAST(COALESCE(SUM(updated_ms), 0) AS BIGINT) AS written
+             FROM vms WHERE host = $1 AND deleted_ms IS NULL",
+        )
+        .bind(host.as_str())
+        .fetch_one(&self.readers)
+        .await
+        .map_err(sql("read a host's mark"))?;
+        Ok(Mark {
+            vms: uint(&row, "vms")?,
+            claims: uint(&row, "claims")?,
+            written: uint(&row, "written")?,
+        })
     }
 
     pub(super) async fn read_vm(&self, vm: VmId) -> Result<Option<VmRow>, StoreError> {
