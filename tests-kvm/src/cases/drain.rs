@@ -32,6 +32,14 @@ pub(super) fn cases() -> Vec<Case> {
         })
         .on_three_hosts()
         .on_postgres(),
+        Case::new("planner-killed-at-each-commit-of-a-retirement", Tier::All, |cluster| {
+            Box::pin(at_each_commit(cluster, Asked::Retire))
+        })
+        .on_three_hosts(),
+        Case::new("planner-killed-at-each-commit-of-a-job", Tier::All, |cluster| {
+            Box::pin(at_each_commit(cluster, Asked::Maintain))
+        })
+        .on_three_hosts(),
         Case::new("maintenance-with-a-guest-that-cannot-leave", Tier::Subset, |cluster| {
             Box::pin(unmovable(cluster))
         })
@@ -165,12 +173,7 @@ async fn killed(cluster: &mut Cluster<'_>) -> Result<Note> {
     }
     let done =
         see(cluster, &drained.id, "empty", EMPTY_BOUND, |seen| seen.state == "EMPTY").await?;
-    wait_for("a planner to tell of host a", BOUND, || async {
-        let hosts = cluster.clients.hosts().await?;
-        let heard = hosts.iter().all(|host| host.status == "connected");
-        Ok(Level::from_condition(Holds::from(heard), || format!("{hosts:?}")))
-    })
-    .await?;
+    wait_heard_from(cluster).await?;
     let story = show(cluster, "a").await?.story.join("; ");
     if !story.contains("empty since") {
         bail!("the story of an empty host is: {story}");
@@ -179,6 +182,104 @@ async fn killed(cluster: &mut Cluster<'_>) -> Result<Note> {
     let took = done.progress.unwrap_or_default().elapsed_ms;
     open(cluster, "a").await?;
     Ok(format!("{strikes} kills, empty after {took} ms"))
+}
+
+/// What is asked of host a.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Retire,
+    Maintain,
+}
+
+impl Asked {
+    /// The commits that it comes to, in order.
+    const fn points(self) -> &'static [&'static str] {
+        match self {
+            Self::Retire => &["emptying_begun", "drain_granted"],
+            Self::Maintain => &["emptying_begun", "job_verifying", "job_maintenance"],
+        }
+    }
+
+    const fn opened(self) -> &'static str {
+        match self {
+            Self::Retire => "drain_opened",
+            Self::Maintain => "job_opened",
+        }
+    }
+
+    const fn end(self) -> &'static str {
+        match self {
+            Self::Retire => "GRANTED",
+            Self::Maintain => "MAINTENANCE",
+        }
+    }
+
+    async fn ask(self, cluster: &Cluster<'_>) -> Result<Emptying, tonic::Status> {
+        let mut planner = cluster.clients.planner();
+        let reply = match self {
+            Self::Retire => planner.retire_host(drain("a")).await?,
+            Self::Maintain => {
+                let asked =
+                    MaintenanceRequest { host: "a".to_owned(), policy: None, by: "e2e".to_owned() };
+                planner.execute_maintenance(asked).await?
+            }
+        };
+        Ok(reply.into_inner())
+    }
+}
+
+async fn at_each_commit(cluster: &mut Cluster<'_>, asked: Asked) -> Result<Note> {
+    let vms = start_all(cluster, &["one", "two"], "a").await?;
+    let mut deaths = 0;
+    for side in ["before_commit", "after_commit"] {
+        cluster.planner.faults.kill_at(&format!("{side}.{}", asked.opened()))?;
+        if asked.ask(cluster).await.is_ok() {
+            bail!("a planner answered that was to die at {side}.{}", asked.opened());
+        }
+        cluster.planner.daemon.wait_end(BOUND).await?;
+        deaths += 1;
+        if side == "before_commit" {
+            cluster.planner.daemon.start()?;
+            cluster.wait_heard().await?;
+        }
+    }
+    for point in asked.points() {
+        for side in ["before_commit", "after_commit"] {
+            cluster.planner.faults.kill_at(&format!("{side}.{point}"))?;
+            cluster.planner.daemon.start()?;
+            cluster.planner.daemon.wait_end(EMPTY_BOUND).await?;
+            deaths += 1;
+        }
+    }
+    cluster.planner.daemon.start()?;
+    let known = wait_for("the planner to tell of host a", BOUND, || async {
+        let asked = GetHostRequest { host: "a".to_owned() };
+        match cluster.clients.planner().get_host(asked).await {
+            Ok(reply) => {
+                let of = reply.into_inner().emptying;
+                Ok(Level::from_option(of, || "nothing empties it".to_owned()))
+            }
+            Err(status) if cluster.clients.is_away(&status) => {
+                Ok(Level::NotYet(status.to_string()))
+            }
+            Err(status) => Err(status.into()),
+        }
+    })
+    .await?;
+    see(cluster, &known.id, asked.end(), EMPTY_BOUND, |seen| seen.state == asked.end()).await?;
+    wait_heard_from(cluster).await?;
+    expect_off(cluster, &vms, &["a"]).await?;
+    Ok(format!("{deaths} deaths"))
+}
+
+/// Waits until every host was heard by a planner that was started just now.
+async fn wait_heard_from(cluster: &Cluster<'_>) -> Result<()> {
+    wait_for("every host to be heard", BOUND, || async {
+        let hosts = cluster.clients.hosts().await?;
+        let heard = hosts.iter().all(|host| host.status == "connected");
+        Ok(Level::from_condition(Holds::from(heard), || format!("{hosts:?}")))
+    })
+    .await
 }
 
 async fn unmovable(cluster: &mut Cluster<'_>) -> Result<Note> {
@@ -220,11 +321,8 @@ async fn there_and_back(cluster: &mut Cluster<'_>) -> Result<Note> {
         see(cluster, &job.id, "in maintenance", EMPTY_BOUND, |seen| seen.state == "MAINTENANCE")
             .await?;
     expect_off(cluster, &vms, &["a"]).await?;
-    let asked = CompleteMaintenanceRequest {
-        id: job.id.clone(),
-        return_vms: true,
-        by: "e2e".to_owned(),
-    };
+    let asked =
+        CompleteMaintenanceRequest { id: job.id.clone(), return_vms: true, by: "e2e".to_owned() };
     planner.complete_maintenance(asked).await?;
     see(cluster, &job.id, "back", EMPTY_BOUND, |seen| {
         seen.returns.len() == 3 && seen.returns.iter().all(|one| one.state == "returned")
