@@ -123,24 +123,33 @@ async fn maintenance_empties_a_host_and_brings_its_vms_back() {
     assert!(open.cordons.is_empty() && open.blockers.is_empty(), "{open:#?}");
 }
 
+/// What is asked of host a.
+#[derive(Clone, Copy)]
+enum Asked {
+    Maintain,
+    Retire,
+}
+
 /// Lets a planner die when the `nth` command of an emptying meets a silent agent, and another one go
 /// on.
-async fn dies_at(nth: usize, silence: Silence, retires: bool) {
+async fn dies_at(nth: usize, silence: Silence, asked: Asked) {
     let bench = Bench::new(&["a", "b", "c"]).await;
     let vms = three_on_a(&bench).await;
     bench.world.fall_silent_at(nth, silence);
     let reached = bench.world.commands().len() + nth;
-    let id = if retires {
-        bench.planner.retire_host(drain("a")).await.unwrap().id
-    } else {
-        bench.planner.execute_maintenance(maintenance("a")).await.unwrap().id
+    let (id, end) = match asked {
+        Asked::Retire => (bench.planner.retire_host(drain("a")).await.unwrap().id, "GRANTED"),
+        Asked::Maintain => {
+            let job = bench.planner.execute_maintenance(maintenance("a")).await.unwrap();
+            (job.id, "MAINTENANCE")
+        }
     };
     let world = bench.world.clone();
     until(|| world.commands().len() > reached).await;
     let bench = bench.restart().await;
     bench.world.all_answer();
     bench.report(&["a", "b", "c"]).await;
-    see(&bench, &id, if retires { "GRANTED" } else { "MAINTENANCE" }).await;
+    see(&bench, &id, end).await;
     off_a(&bench, &vms);
     assert!(bench.planner.store().reservations().await.unwrap().is_empty());
 }
@@ -151,14 +160,14 @@ const COMMANDS: usize = 15;
 #[tokio::test]
 async fn a_job_goes_on_after_the_planner_died_at_any_command() {
     for nth in (0..COMMANDS).step_by(2) {
-        dies_at(nth, Silence::Before, false).await;
+        dies_at(nth, Silence::Before, Asked::Maintain).await;
     }
 }
 
 #[tokio::test]
 async fn a_retirement_goes_on_after_the_planner_died_at_any_command() {
     for nth in (1..COMMANDS).step_by(2) {
-        dies_at(nth, Silence::After, true).await;
+        dies_at(nth, Silence::After, Asked::Retire).await;
     }
 }
 
