@@ -49,14 +49,6 @@ pub enum ApiError {
         /// All reasons.
         blockers: Vec<Blocker>,
     },
-    /// There is no room now.
-    #[error("no host has room: {note}")]
-    NoRoom {
-        /// Why.
-        note: String,
-        /// All reasons.
-        blockers: Vec<Blocker>,
-    },
     /// The store did not admit it.
     #[error(transparent)]
     NotAdmitted(#[from] Refused),
@@ -167,7 +159,6 @@ impl ApiError {
             Self::Ambiguous { .. } => "ambiguous",
             Self::Invalid { .. } => "invalid",
             Self::Blocked { .. } => "blocked",
-            Self::NoRoom { .. } => "no_room",
             Self::NotAdmitted(refused) => refused_code(refused),
             Self::Taken { .. } => "taken",
             Self::TooLate { .. } => "too_late",
@@ -203,7 +194,6 @@ impl ApiError {
             | Self::Agent(AgentError::Refused { .. }) => Kind::Conflict,
             Self::NotAdmitted(refused) if refused.is_transient() => Kind::Capacity,
             Self::NotAdmitted(_) => Kind::Conflict,
-            Self::NoRoom { .. } => Kind::Capacity,
             Self::Agent(AgentError::Unreachable { .. }) => Kind::Unavailable,
             Self::Store(_) => Kind::Internal,
         }
@@ -217,7 +207,6 @@ impl ApiError {
             Self::NotFound { .. }
             | Self::Ambiguous { .. }
             | Self::Blocked { .. }
-            | Self::NoRoom { .. }
             | Self::NotAdmitted(_)
             | Self::Taken { .. }
             | Self::TooLate { .. }
@@ -234,7 +223,7 @@ impl ApiError {
     #[must_use]
     pub fn blockers(&self) -> &[Blocker] {
         match self {
-            Self::Blocked { blockers } | Self::NoRoom { blockers, .. } => blockers,
+            Self::Blocked { blockers } => blockers,
             Self::NotFound { .. }
             | Self::Ambiguous { .. }
             | Self::Invalid { .. }

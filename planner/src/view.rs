@@ -92,8 +92,18 @@ pub fn blocker(blocker: &Blocker) -> v1::Blocker {
 ///
 /// Fails if the store does.
 pub async fn vm(planner: &Planner, row: &VmRow) -> Result<v1::Vm, ApiError> {
-    let waiting = waiting(planner, std::iter::once(row)).await?;
-    vm_reported(planner, row, &planner.parts.inventory.reported(row.id), &waiting).await
+    let reported = planner.parts.inventory.reported(row.id);
+    let queue = waiting(planner, std::iter::once(row)).await?;
+    let shown = vm_reported(planner, row, &reported, &queue).await?;
+    let stands = matches!(row.power, PowerState::Stopped | PowerState::Lost);
+    if stands && row.admission.is_some() && shown.queued.is_none() {
+        // It waited no more by the time the queue was read: what became of it is in its row.
+        if let Some(row) = planner.store().vm(row.id).await? {
+            let queue = waiting(planner, std::iter::once(&row)).await?;
+            return vm_reported(planner, &row, &reported, &queue).await;
+        }
+    }
+    Ok(shown)
 }
 
 /// Reads the queue if any of the VMs may wait in it.

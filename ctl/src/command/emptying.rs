@@ -78,6 +78,7 @@ enum Strategy {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "two independent flags, as the message has them")]
 pub(crate) struct PolicyArgs {
     /// How VMs may be carried
     #[arg(long, value_enum, value_name = "HOW")]

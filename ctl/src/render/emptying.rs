@@ -9,7 +9,7 @@ use super::table::{fields, section, table};
 
 /// Says in a line how far one is: n of m, bytes, rate, time left.
 pub(crate) fn progress(of: &Emptying) -> String {
-    let progress = of.progress.clone().unwrap_or_default();
+    let progress = of.progress.unwrap_or_default();
     let mut text = format!("{}: {} of {} VMs have left", of.state, progress.moved, progress.total);
     if progress.running > 0 {
         text += &format!(", {} on their way", progress.running);
@@ -46,7 +46,7 @@ pub(crate) fn summary(of: &Emptying) -> String {
 pub(crate) fn list(all: &[Emptying]) -> String {
     let header = ["ID", "HOST", "KIND", "STATE", "LEFT", "BY", "OPENED", "ERROR"];
     let row = |of: &Emptying| {
-        let progress = of.progress.clone().unwrap_or_default();
+        let progress = of.progress.unwrap_or_default();
         vec![
             of.id.clone(),
             of.host.clone(),

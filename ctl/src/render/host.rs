@@ -93,7 +93,10 @@ fn status(host: &Host) -> String {
         Some(declared) if declared.state == "void" => {
             format!("{}, DECLARED DEAD AND LIVES", or_dash(&host.status))
         }
-        Some(_) | None => or_dash(&host.status),
+        Some(_) | None => match host.lifecycle.as_str() {
+            "" | "active" => or_dash(&host.status),
+            stage => format!("{}, {stage}", or_dash(&host.status)),
+        },
     }
 }
 

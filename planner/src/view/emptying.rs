@@ -248,8 +248,8 @@ fn of_drain(message: &mut v1::Emptying, drain: &Drain, row: &EmptyingRow, known:
         ..v1::EmptyingMove::default()
     });
     message.moves = moved.collect();
-    let mut counts = Progress::default();
-    counts.moved = u32::try_from(drain.moved.len()).unwrap_or(u32::MAX);
+    let moved = u32::try_from(drain.moved.len()).unwrap_or(u32::MAX);
+    let mut counts = Progress { moved, ..Progress::default() };
     for resident in &drain.residents {
         let memory = known.names.get(&resident.vm).map_or(0, |(_, memory)| memory.value());
         let mut one = v1::EmptyingMove {
@@ -374,7 +374,7 @@ fn policy(policy: &Policy) -> v1::MaintenancePolicy {
 /// Tells in a few sentences how a host stands for its sake.
 #[must_use]
 pub fn story(of: &v1::Emptying) -> Vec<String> {
-    let progress = of.progress.clone().unwrap_or_default();
+    let progress = of.progress.unwrap_or_default();
     let what = match of.kind.as_str() {
         "maintenance" => "maintenance job",
         "retire" => "retirement",

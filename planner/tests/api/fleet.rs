@@ -196,15 +196,14 @@ async fn a_vm_whose_host_forgot_it_is_not_stopped_by_that() {
 }
 
 #[tokio::test]
-async fn a_host_that_does_not_fit_is_refused_with_its_figures() {
+async fn a_vm_that_fits_nowhere_now_waits_and_is_told_the_figures() {
     let bench = Bench::new(&["a"]).await;
     let asked = v1::StartVmRequest {
         definition: crate::bench::definition("big", 9).replace("896MiB", "64GiB"),
         ..v1::StartVmRequest::default()
     };
-    let error = bench.planner.start_vm(asked).await.unwrap_err();
-    assert_eq!(error.code(), "no_room");
-    assert!(error.to_string().contains("64"), "{error}");
+    let entry = bench.planner.start_vm(asked).await.unwrap().queued.unwrap();
+    assert!(entry.note.contains("64.3 GiB of memory needed, 3.5 GiB free"), "{entry:?}");
 }
 
 #[tokio::test]

@@ -83,7 +83,7 @@ async fn maintenance_empties_a_host_and_brings_its_vms_back() {
     let job = bench.planner.execute_maintenance(maintenance("a")).await.unwrap();
     let job = see(&bench, &job.id, "MAINTENANCE").await;
     off_a(&bench, &vms);
-    let progress = job.progress.clone().unwrap();
+    let progress = job.progress.unwrap();
     assert_eq!((progress.moved, progress.total), (3, 3));
     let closed = host(&bench, "a").await;
     assert_eq!(closed.lifecycle, "maintenance");
@@ -123,24 +123,33 @@ async fn maintenance_empties_a_host_and_brings_its_vms_back() {
     assert!(open.cordons.is_empty() && open.blockers.is_empty(), "{open:#?}");
 }
 
+/// What is asked of host a.
+#[derive(Clone, Copy)]
+enum Asked {
+    Maintain,
+    Retire,
+}
+
 /// Lets a planner die when the `nth` command of an emptying meets a silent agent, and another one go
 /// on.
-async fn dies_at(nth: usize, silence: Silence, retires: bool) {
+async fn dies_at(nth: usize, silence: Silence, asked: Asked) {
     let bench = Bench::new(&["a", "b", "c"]).await;
     let vms = three_on_a(&bench).await;
     bench.world.fall_silent_at(nth, silence);
     let reached = bench.world.commands().len() + nth;
-    let id = if retires {
-        bench.planner.retire_host(drain("a")).await.unwrap().id
-    } else {
-        bench.planner.execute_maintenance(maintenance("a")).await.unwrap().id
+    let (id, end) = match asked {
+        Asked::Retire => (bench.planner.retire_host(drain("a")).await.unwrap().id, "GRANTED"),
+        Asked::Maintain => {
+            let job = bench.planner.execute_maintenance(maintenance("a")).await.unwrap();
+            (job.id, "MAINTENANCE")
+        }
     };
     let world = bench.world.clone();
     until(|| world.commands().len() > reached).await;
     let bench = bench.restart().await;
     bench.world.all_answer();
     bench.report(&["a", "b", "c"]).await;
-    see(&bench, &id, if retires { "GRANTED" } else { "MAINTENANCE" }).await;
+    see(&bench, &id, end).await;
     off_a(&bench, &vms);
     assert!(bench.planner.store().reservations().await.unwrap().is_empty());
 }
@@ -151,14 +160,14 @@ const COMMANDS: usize = 15;
 #[tokio::test]
 async fn a_job_goes_on_after_the_planner_died_at_any_command() {
     for nth in (0..COMMANDS).step_by(2) {
-        dies_at(nth, Silence::Before, false).await;
+        dies_at(nth, Silence::Before, Asked::Maintain).await;
     }
 }
 
 #[tokio::test]
 async fn a_retirement_goes_on_after_the_planner_died_at_any_command() {
     for nth in (1..COMMANDS).step_by(2) {
-        dies_at(nth, Silence::After, true).await;
+        dies_at(nth, Silence::After, Asked::Retire).await;
     }
 }
 
@@ -362,4 +371,93 @@ async fn a_prepared_receiver_waits_while_the_link_is_busy() {
     let cancel = v1::CancelEmptyingRequest { id: job.id.clone(), by: "alice".to_owned() };
     bench.planner.cancel_emptying(cancel).await.unwrap();
     see(&bench, &job.id, "CANCELLED").await;
+}
+
+#[tokio::test]
+async fn a_stopped_vm_stays_behind_unless_its_disk_is_only_there() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    let local = "[[disk]]\npath = \"/local/x.raw\"\nformat = \"raw\"\nshared = false\n";
+    for (name, of, more) in [("light", 1, ""), ("heavy", 2, local)] {
+        let asked = v1::StartVmRequest {
+            definition: format!("{}{more}", definition(name, of)),
+            host: "a".to_owned(),
+            wait_ms: 10_000,
+            ..v1::StartVmRequest::default()
+        };
+        bench.planner.start_vm(asked).await.unwrap();
+        let stop = v1::StopVmRequest {
+            vm: name.to_owned(),
+            how: "quit".to_owned(),
+            wait_ms: 10_000,
+            ..v1::StopVmRequest::default()
+        };
+        bench.planner.stop_vm(stop).await.unwrap();
+    }
+    bench.report(&["a", "b", "c"]).await;
+    let plan = bench.planner.plan_maintenance(maintenance("a")).await.unwrap();
+    assert_eq!((plan.state.as_str(), plan.moves.len()), ("BLOCKED", 0), "{plan:#?}");
+    let blocked: Vec<&str> = plan.blocked.iter().map(|one| one.vm_name.as_str()).collect();
+    assert_eq!(blocked, ["heavy"]);
+    assert_eq!(plan.blocked[0].code, "live_migration_required");
+    assert!(plan.blocked[0].message.contains("/local/x.raw"), "{}", plan.blocked[0].message);
+}
+
+#[tokio::test]
+async fn a_host_that_was_booted_anew_while_it_was_drained_died_meanwhile() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    three_on_a(&bench).await;
+    bench.world.pace(Pace::Endless);
+    let drained = bench.planner.drain_host(drain("a")).await.unwrap();
+    let world = bench.world.clone();
+    until(|| world.commands().iter().any(|of| of.starts_with("start_transfer"))).await;
+    let booted = v1::HostReport {
+        boot_id: "another".to_owned(),
+        agent_instance: "another".to_owned(),
+        vms: Vec::new(),
+        ..bench.world.report("a")
+    };
+    assert_eq!(bench.planner.report(booted).await.unwrap().refused, "");
+    let died = see(&bench, &drained.id, "DIED").await;
+    assert!(died.error.contains("booted anew"), "{}", died.error);
+}
+
+#[tokio::test]
+async fn jobs_are_planned_carried_out_and_listed_over_rest() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    three_on_a(&bench).await;
+    let (status, plan) =
+        bench.http("POST", "/api/hosts/a/maintenance/plan?by=alice", "{\"max_parallel\":3}").await;
+    assert_eq!((status, plan["state"].as_str()), (200, Some("PLANNED")), "{plan}");
+    assert_eq!(
+        (plan["by"].as_str(), plan["policy"]["max_parallel"].as_u64()),
+        (Some("alice"), Some(3))
+    );
+    let (status, refused) =
+        bench.http("POST", "/api/hosts/a/maintenance/plan", "{\"max_paralel\":3}").await;
+    assert_eq!((status, refused["code"].as_str()), (400, Some("invalid")), "{refused}");
+    let (status, job) = bench.http("POST", "/api/hosts/a/maintenance/execute", "").await;
+    assert_eq!((status, job["state"].as_str()), (202, Some("RUNNING")), "{job}");
+    let id = job["id"].as_str().unwrap().to_owned();
+    see(&bench, &id, "MAINTENANCE").await;
+    let (_, jobs) = bench.http("GET", "/api/hosts/a/maintenance/jobs", "").await;
+    let states: Vec<&str> = jobs["emptyings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|of| of["state"].as_str())
+        .collect();
+    assert_eq!(states, ["MAINTENANCE", "CANCELLED"]);
+    let (status, done) =
+        bench.http("POST", &format!("/api/maintenance/jobs/{id}/complete"), "{}").await;
+    assert_eq!((status, done["state"].as_str()), (200, Some("COMPLETED")), "{done}");
+    // Asked again it is answered the same; a plan cannot be completed.
+    let (status, _) =
+        bench.http("POST", &format!("/api/maintenance/jobs/{id}/complete"), "{}").await;
+    assert_eq!(status, 200);
+    let (_, plan) = bench.http("POST", "/api/hosts/a/maintenance/plan", "{}").await;
+    let path = format!("/api/maintenance/jobs/{}/complete", plan["id"].as_str().unwrap());
+    let (status, refused) = bench.http("POST", &path, "{}").await;
+    assert_eq!((status, refused["code"].as_str()), (409, Some("not_in_phase")), "{refused}");
+    let (status, queue) = bench.http("GET", "/api/queue", "").await;
+    assert_eq!((status, queue["entries"].as_array().map(Vec::len)), (200, Some(0)));
 }

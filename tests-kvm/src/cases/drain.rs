@@ -159,7 +159,7 @@ async fn killed(cluster: &mut Cluster<'_>) -> Result<Note> {
     let drained = cluster.clients.planner().drain_host(drain("a")).await?.into_inner();
     let mut strikes = 0;
     loop {
-        let moved = |seen: &Emptying| seen.progress.clone().unwrap_or_default().moved;
+        let moved = |seen: &Emptying| seen.progress.unwrap_or_default().moved;
         let next = u32::min(strikes, 6);
         let seen = see(cluster, &drained.id, "further", EMPTY_BOUND, |seen| {
             moved(seen) >= next || seen.state != "EMPTYING"
@@ -298,7 +298,7 @@ async fn unmovable(cluster: &mut Cluster<'_>) -> Result<Note> {
     }
     let drained = planner.drain_host(drain("a")).await?.into_inner();
     let seen = see(cluster, &drained.id, "short of one", EMPTY_BOUND, |seen| {
-        seen.progress.clone().unwrap_or_default().moved == 2
+        seen.progress.unwrap_or_default().moved == 2
     })
     .await?;
     let code = seen.blocked.first().map(|one| one.code.clone()).unwrap_or_default();
