@@ -15,6 +15,7 @@ use vmferry_planner::store::{
     Stored, TakeOver, TakePower, Tombstone, VmRow,
 };
 use vmferry_planner_core::migration::{Event, Migration};
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, PowerState, Timestamp, VmId};
 
 pub(crate) use tables::{Open, Tables, Write};
@@ -327,6 +328,21 @@ impl Store for SimStore {
             self.write("renew_lease", |state| state.tables.renew_lease(row, owner, lease_until))
                 .await
         })
+    }
+
+    fn note_trouble<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        trouble: Option<&'a Trouble>,
+    ) -> Stored<'a, ()> {
+        // A note on the side: nobody decides by it.
+        self.life.world.with(|state| {
+            let known = state.tables.migrations.get_mut(&row.migration.id);
+            if let Some(known) = known.filter(|known| known.claim == row.claim) {
+                known.trouble = trouble.cloned();
+            }
+        });
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {

@@ -28,6 +28,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use sqlx::{Any, AnyConnection, AnyPool, Transaction};
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, Timestamp, VmId};
 
 use self::migration::Write;
@@ -326,6 +327,16 @@ impl Store for SqlStore {
         lease_until: Timestamp,
     ) -> Stored<'a, bool> {
         Box::pin(self.attempt("keep a lease", move || self.keep_lease(row, owner, lease_until)))
+    }
+
+    fn note_trouble<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        trouble: Option<&'a Trouble>,
+    ) -> Stored<'a, ()> {
+        Box::pin(
+            self.attempt("write what keeps a migration", move || self.write_trouble(row, trouble)),
+        )
     }
 
     fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {

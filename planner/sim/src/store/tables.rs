@@ -428,6 +428,7 @@ fn admitted_row(
         seq,
         lease_owner: None,
         lease_until: Timestamp(0),
+        trouble: None,
         created_us: now_us,
         updated_us: now_us,
         ended_us: None,

@@ -3,6 +3,7 @@
 use sqlx::any::AnyRow;
 
 use vmferry_planner_core::migration::{Entry, Flight, Migration, Phase};
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PhaseLabel, Seq, Timestamp};
 
 use super::fleet::{reserve, vm_locked, write_vm};
@@ -18,7 +19,7 @@ use crate::store::{
 macro_rules! select_migration {
     ($($tail:literal),+) => {
         concat!(
-            "SELECT request_id, vm_name, claim, seq, lease_owner, lease_until_ms, created_us, \
+            "SELECT request_id, vm_name, claim, seq, lease_owner, lease_until_ms, trouble, trouble_ms, created_us, \
              updated_us, ended_us, record FROM migrations ",
             $($tail),+
         )
@@ -58,11 +59,18 @@ fn migration_row(row: &AnyRow) -> Result<MigrationRow, StoreError> {
         seq: Seq::from_stored(uint(row, "seq")?),
         lease_owner: rows::get(row, "lease_owner")?,
         lease_until: Timestamp(uint(row, "lease_until_ms")?),
+        trouble: trouble(row)?,
         created_us: uint(row, "created_us")?,
         updated_us: uint(row, "updated_us")?,
         ended_us: optional_uint(row, "ended_us")?,
         notes,
     })
+}
+
+fn trouble(row: &AnyRow) -> Result<Option<Trouble>, StoreError> {
+    let text: Option<String> = rows::get(row, "trouble")?;
+    let since = Timestamp(optional_uint(row, "trouble_ms")?.unwrap_or_default());
+    Ok(text.map(|text| Trouble { text, since }))
 }
 
 /// Reads a migration, and holds its row until the transaction ends.
@@ -437,6 +445,24 @@ impl SqlStore {
                 Ok(Timestamp(uint(&read.map_err(sql("read the clock"))?, "now_ms")?))
             }
         }
+    }
+
+    pub(super) async fn write_trouble(
+        &self,
+        row: &MigrationRow,
+        trouble: Option<&Trouble>,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "UPDATE migrations SET trouble = $3, trouble_ms = $4 WHERE id = $1 AND claim = $2",
+        )
+        .bind(row.migration.id.to_string())
+        .bind(int(row.claim.value()))
+        .bind(trouble.map(|trouble| trouble.text.clone()))
+        .bind(trouble.map(|trouble| int(trouble.since.value())))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("write what keeps a migration"))?;
+        Ok(())
     }
 
     /// Ends the leases of one planner, or all.

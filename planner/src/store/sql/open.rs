@@ -41,6 +41,7 @@ pub(super) const SCHEMA: &[(i64, &str, &str)] = &[
         include_str!("../../../migrations/0002_declarations_and_tombstones.sql"),
     ),
     (3, "who heard a host", include_str!("../../../migrations/0003_who_heard_a_host.sql")),
+    (4, "trouble", include_str!("../../../migrations/0004_trouble.sql")),
 ];
 
 impl SqlStore {
