@@ -183,7 +183,7 @@ impl Planner {
                 warn!(error = %Chain(&error), "leases could not be released; they end by themselves");
             }
             Err(_) => {
-                warn!(waited = ?GOODBYE, "leases could not be released; they end by themselves")
+                warn!(waited = ?GOODBYE, "leases could not be released; they end by themselves");
             }
         }
     }
