@@ -162,7 +162,7 @@ pub fn rows() -> Vec<Row> {
                                                                [DONE, DONE, DONE, DONE, DONE, BACK, DONE, BACK]),
         row(S::Forward, "committed", ["restored", "committed"], [DONE, DONE, DONE, DONE, GON2, ONLY, DONE, ONLY],
                                                                [DONE, DONE, DONE, DONE, GON2, CRSH, DONE, CRSH]),
-        row(S::PowerOff, "powered-off", same("powered_off"),   [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF0, OFF0],
+        row(S::PowerOff, "powered-off", same("powered_off"),   [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF1, OFF0],
                                                                [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF0, OFF0]),
         row(S::PowerOff, "aborted", same("aborted"),           [OFF0, OFF0, OFF0, OFF0, GON4, GON1, OFF0, OFF0],
                                                                [OFF0, OFF0, OFF0, OFF0, GON4, GON1, OFF0, OFF0]),
@@ -239,6 +239,8 @@ const CLR2: Planned = Differs {
     ),
     looks_anew: Either(GUEST_LOST, STAYED_AND_LOST, ANSWERS),
 };
+/// The host dies with the only record of how its guest ended, unless a planner has heard of it.
+const OFF1: Planned = Differs { goes_on: One(TURNED_OFF), looks_anew: One(GUEST_LOST) };
 const ANSWERS: &str = "to the next planner the source or the destination answers first";
 /// The receiver of a transfer that is complete dies before that is committed: the planner that saw
 /// it commits, and goes back under the next generation; one that looks anew sees the death first.
