@@ -295,7 +295,7 @@ pub fn cells(stores: &[Store]) -> Vec<Cell> {
 }
 
 /// The cells that are run at every change: each scenario, each victim, both stores.
-const REPRESENTATIVES: [&str; 26] = [
+const REPRESENTATIVES: [&str; 36] = [
     "sqlite/move/after-admitted/planner",
     "sqlite/move/before-ordered/both-agents",
     "sqlite/move/before-ordered/source-qemu",
@@ -318,6 +318,16 @@ const REPRESENTATIVES: [&str; 26] = [
     "sqlite/move/after-journal-order-switchover/source-agent",
     "sqlite/move/after-journal-continue-destination/destination-agent",
     "sqlite/move/after-journal-release-source/source-agent",
+    "sqlite/held/after-held/source-agent",
+    "sqlite/held/before-held/receiver-qemu",
+    "sqlite/held-cancel/before-cancelling/planner",
+    "sqlite/downgrade/before-recalling/planner",
+    "sqlite/downgrade/after-clearing-live/destination-agent",
+    "sqlite/forward/after-decided-forward/planner",
+    "sqlite/power-off/before-powered-off/source-agent",
+    "sqlite/held/after-journal-hold-guest/source-agent",
+    "postgres/lost-receiver/after-resuming/planner",
+    "postgres/held/after-held/planner",
     "postgres/move/after-ordered/planner",
     "postgres/move/before-committed/source-qemu",
     "postgres/move/after-committed/both-agents",
