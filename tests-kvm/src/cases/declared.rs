@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         Case::new(
             "destination-host-dead-on-the-way-back-is-aborted-once-declared",
-            Tier::Subset,
+            Tier::All,
             |cluster| Box::pin(on_the_way_back(cluster)),
         ),
         Case::new("vm-of-a-dead-host-starts-elsewhere-once-declared", Tier::Subset, |cluster| {
