@@ -21,10 +21,10 @@ use vmferry_types::{Claim, HostId, MigrationId, PowerState, Timestamp, VmId};
 pub(crate) use tables::{Open, Tables, Write};
 
 use crate::bugs::Bug;
-use crate::life::Life;
+use crate::life::{Fate, Life};
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{Place, PointKind, State, World};
+use crate::world::{Mishap, Place, PointKind, State, World};
 
 /// The store, for one life of a planner.
 #[derive(Debug)]
@@ -44,10 +44,10 @@ impl SimStore {
     /// it may hear that the transaction failed though it did not.
     async fn call<T>(
         &self,
-        kind: PointKind,
+        (kind, what): (PointKind, &'static str),
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
-        let dies_after = self.life.before(kind).await;
+        let fate = self.life.before(kind, what).await;
         let world = &self.life.world;
         while world.with(|state| state.storeless.contains(&self.life.number)) {
             tokio::time::sleep(APART).await;
@@ -58,9 +58,15 @@ impl SimStore {
             let dice = &mut state.dice.store;
             (dice.millis(0, max), storm && dice.chance(odds), dice.chance(500))
         });
+        let (wait, fails, unheard) = match fate {
+            Fate::Mishap(Mishap::Refused | Mishap::RequestLost) => (wait, true, false),
+            Fate::Mishap(Mishap::AnswerLost) => (wait, true, true),
+            Fate::Mishap(Mishap::Late(ms)) => (Duration::from_millis(ms), fails, unheard),
+            Fate::Goes | Fate::DiesAfter | Fate::Mishap(_) => (wait, fails, unheard),
+        };
         tokio::time::sleep(wait).await;
         let outcome = if fails && !unheard { Err(broken()) } else { world.with(work) };
-        self.life.after(dies_after).await;
+        self.life.after(fate).await;
         let wait = world.with(|state| {
             state.counts.store_failures += u64::from(fails);
             state.dice.store.millis(0, 1)
@@ -92,7 +98,7 @@ impl SimStore {
     }
 
     async fn read<T>(&self, work: impl FnOnce(&Tables) -> T + Send) -> Result<T, StoreError> {
-        self.call(PointKind::StoreRead, |state| Ok(work(&state.tables))).await
+        self.call((PointKind::StoreRead, "read"), |state| Ok(work(&state.tables))).await
     }
 
     async fn write<T>(
@@ -109,7 +115,7 @@ impl SimStore {
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
         let life = Arc::clone(&self.life);
-        self.call(PointKind::StoreWrite, move |state| {
+        self.call((PointKind::StoreWrite, what), move |state| {
             let planner = life.number;
             state.note(|| format!("planner {planner}: store: {what}"));
             let outcome = work(state);
@@ -302,6 +308,7 @@ impl Store for SimStore {
     ) -> Stored<'a, TakeOver> {
         Box::pin(async move {
             self.transact("take_over", |state| {
+                let held = state.lease(id);
                 let known = state.tables.migrations.get(&id).map(|row| row.claim);
                 let mut taken = state.tables.take_over(id, owner, lease_until, now)?;
                 if let (TakeOver::Taken(row), Some(claim)) = (&mut taken, known)
@@ -311,6 +318,9 @@ impl Store for SimStore {
                     if let Some(known) = state.tables.migrations.get_mut(&id) {
                         known.claim = claim;
                     }
+                }
+                if let TakeOver::Taken(_) = &taken {
+                    state.check_lease(id, (owner, now, lease_until.since(now)), held);
                 }
                 Ok(taken)
             })
@@ -399,7 +409,8 @@ impl Store for SimStore {
         };
         Box::pin(async move {
             self.life.mistaken_commit(before, changes).await;
-            self.transact("commit", work).await
+            let moves = changes.iter().any(|change| change.event == Event::CommitAllowed);
+            self.transact(if moves { "commit" } else { "write" }, work).await
         })
     }
 
@@ -432,7 +443,12 @@ impl Store for SimStore {
         now: Timestamp,
     ) -> Stored<'a, TakePower> {
         Box::pin(self.transact("take_over_power", move |state| {
-            state.tables.take_over_power(id, owner, lease_until, now)
+            let held = state.lease(id);
+            let taken = state.tables.take_over_power(id, owner, lease_until, now);
+            if let Ok(TakePower::Taken(_)) = &taken {
+                state.check_lease(id, (owner, now, lease_until.since(now)), held);
+            }
+            taken
         }))
     }
 
