@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use tokio::task::JoinSet;
 use vmferry_proto::v1::{DoctorReply, DoctorRequest, GetVmRequest};
 
 use super::{Case, MOVE_BOUND, Note, POINT_BOUND, Tier, move_vm, request};
@@ -139,7 +140,8 @@ async fn forgets(cluster: &mut Cluster<'_>, moment: &str) -> Result<Note> {
     stop(cluster, &vm).await?;
     let faults = cluster.host("a")?.faults.clone();
     faults.hold(&point)?;
-    let deleted = tokio::spawn({
+    let mut deleting = JoinSet::new();
+    deleting.spawn({
         let binary = cluster.artifacts.binaries.join("vmferry");
         let planner = format!("http://{}:9096", crate::lab::PLANNER_ADDRESS);
         let arguments = ["--planner", &planner, "vm", "delete", "unwanted"].map(str::to_owned);
@@ -149,7 +151,8 @@ async fn forgets(cluster: &mut Cluster<'_>, moment: &str) -> Result<Note> {
     cluster.host("a")?.agent.kill().await?;
     faults.disarm()?;
     cluster.host("a")?.agent.start()?;
-    let deleted = deleted.await.context("wait for the command")?.context("delete the VM")?;
+    let deleted = deleting.join_next().await.context("nothing was called")?;
+    let deleted = deleted.context("wait for the command")?.context("delete the VM")?;
     cluster.wait_ready().await?;
     let_pass(REPORTS).await;
     let asked = GetVmRequest { vm: vm.uuid.to_string() };

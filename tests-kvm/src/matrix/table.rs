@@ -90,12 +90,28 @@ const ALON: Planned = Never("a start or stop has one host");
 
 /// Returns the table.
 #[must_use]
-#[rustfmt::skip] // Its columns are the documentation.
 pub fn rows() -> Vec<Row> {
+    ROWS.to_vec()
+}
+
+const fn row(
+    scenario: Scenario,
+    commit: &'static str,
+    faults: [&'static str; 2],
+    before: [Planned; 8],
+    after: [Planned; 8],
+) -> Row {
+    Row { scenario, commit, faults, before, after }
+}
+
+const fn same(name: &'static str) -> [&'static str; 2] {
+    [name, name]
+}
+
+#[rustfmt::skip] // Its columns are the documentation.
+const ROWS: &[Row] = {
     use Scenario as S;
-    let row = |scenario, commit, faults, before, after| Row { scenario, commit, faults, before, after };
-    let same = |name| [name, name];
-    vec![
+    &[
         //                                                      planner
         //                                                      |     source's agent
         //                                                      |     |     destination's agent
@@ -181,7 +197,7 @@ pub fn rows() -> Vec<Row> {
         row(S::Stop, "stopped", same("stopped"),               [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON],
                                                                [STOP, STOP, ALON, ALON, NOQ2, ALON, STOP, ALON]),
     ]
-}
+};
 
 /// Nothing is written yet, and the planner that knows the guest to run dies: another one that is
 /// asked refuses to move a guest that is gone, unless it has not heard of that either.
