@@ -18,13 +18,13 @@ use vmferry_planner_core::migration::{Event, Migration};
 use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, PowerState, Timestamp, VmId};
 
-pub(crate) use tables::{Open, Tables, Write};
+pub(crate) use tables::{Open, Read, Tables, Write};
 
 use crate::bugs::Bug;
 use crate::life::{Fate, Life};
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{Mishap, Place, PointKind, State, World};
+use crate::world::{EPOCH_US, Mishap, Place, PointKind, State, World};
 
 /// The store, for one life of a planner.
 #[derive(Debug)]
@@ -37,6 +37,10 @@ pub(crate) struct SimStore {
 pub fn in_fair_weather() -> Arc<dyn Store> {
     let state = State::new(1, Weather::fair(), Detail::Nothing, None);
     Arc::new(SimStore { life: Life::new(World::new(state), 0) })
+}
+
+fn read_at(then: Timestamp) -> Read {
+    Read { then, clock: Timestamp(simulated::true_us().unwrap_or(EPOCH_US) / 1000) }
 }
 
 impl SimStore {
@@ -310,7 +314,7 @@ impl Store for SimStore {
             self.transact("take_over", |state| {
                 let held = state.lease(id);
                 let known = state.tables.migrations.get(&id).map(|row| row.claim);
-                let mut taken = state.tables.take_over(id, owner, lease_until, now)?;
+                let mut taken = state.tables.take_over(id, owner, lease_until, read_at(now))?;
                 if let (TakeOver::Taken(row), Some(claim)) = (&mut taken, known)
                     && state.bugged(Bug::PlannerKeepsClaim)
                 {
@@ -320,7 +324,7 @@ impl Store for SimStore {
                     }
                 }
                 if let TakeOver::Taken(_) = &taken {
-                    state.check_lease(id, (owner, now, lease_until.since(now)), held);
+                    state.check_lease(id, owner, held);
                 }
                 Ok(taken)
             })
@@ -444,9 +448,9 @@ impl Store for SimStore {
     ) -> Stored<'a, TakePower> {
         Box::pin(self.transact("take_over_power", move |state| {
             let held = state.lease(id);
-            let taken = state.tables.take_over_power(id, owner, lease_until, now);
+            let taken = state.tables.take_over_power(id, owner, lease_until, read_at(now));
             if let Ok(TakePower::Taken(_)) = &taken {
-                state.check_lease(id, (owner, now, lease_until.since(now)), held);
+                state.check_lease(id, owner, held);
             }
             taken
         }))
