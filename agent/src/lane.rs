@@ -314,6 +314,9 @@ impl Lane {
             if self.shared.sight.borrow().gone.is_some() {
                 // It died with its transfer: nothing is left to be called back.
                 tracing::info!(%error, "transfer ended with its process");
+            } else if matches!(error, CommandError::Unresponsive(_)) {
+                // It may be dying; what is noted and not done is called back again.
+                tracing::warn!(%error, "transfer is not called back yet");
             } else {
                 tracing::error!(%error, "transfer could not be called back");
             }

@@ -20,6 +20,7 @@ use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::Refusal;
 use vmferry_planner_core::queue::Ranking;
 use vmferry_planner_core::queue::slot::Limits;
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, Seq, Timestamp, VmId};
 
 pub use rows::{
@@ -306,6 +307,13 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
         owner: &'a str,
         lease_until: Timestamp,
     ) -> Stored<'a, bool>;
+    /// Writes what keeps a migration from going on, for those who do not drive it; nothing, if it is
+    /// another's by now.
+    fn note_trouble<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        trouble: Option<&'a Trouble>,
+    ) -> Stored<'a, ()>;
     /// Ends the leases of one planner, which drives nothing any more: another may begin at once.
     fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()>;
     /// Ends every lease: called by a planner that has just opened a store that it has alone.

@@ -25,6 +25,7 @@ pub mod memory;
 pub mod moves;
 pub mod network;
 pub mod partition;
+pub mod records;
 pub mod refusal;
 pub mod surface;
 
@@ -142,6 +143,7 @@ pub fn all() -> Vec<Case> {
         hold::cases(),
         held::cases(),
         partition::cases(),
+        records::cases(),
         surface::cases(),
         hostile::cases(),
         memory::cases(),

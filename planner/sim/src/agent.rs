@@ -9,6 +9,7 @@ mod learn;
 mod observe;
 mod power;
 mod receive;
+mod seed;
 mod send;
 mod watchdog;
 
@@ -29,7 +30,9 @@ use crate::host::short;
 use crate::journal::{Order, Record};
 use crate::world::{Invariant, Mishap, PointKind, State, World};
 
+pub(crate) use act::label;
 pub(crate) use learn::Judged;
+pub(crate) use seed::{Journal, Owned};
 
 /// What an agent's process has in memory.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct AgentProcess {
     pub(crate) launched: BTreeSet<u64>,
     /// When guests last stopped and resumed, as events told it.
     pub(crate) sights: BTreeMap<VmId, Sight>,
+    /// What planners said of VMs that are known here.
+    pub(crate) owners: BTreeMap<VmId, Owned>,
     pub(crate) started: Instant,
 }
 
@@ -79,6 +84,7 @@ impl AgentProcess {
             launching: BTreeSet::new(),
             launched: BTreeSet::new(),
             sights: BTreeMap::new(),
+            owners: BTreeMap::new(),
             started: now,
         }
     }
@@ -176,7 +182,7 @@ impl Agent {
     /// A point where the agent may die, or only take its time.
     pub(super) async fn step(&self) {
         let (dies, pause) = self.world.with(|state| {
-            let told = state.point(PointKind::AgentStep);
+            let told = state.point(PointKind::AgentStep, "step");
             if let Some(mishap) = told {
                 state.strike(mishap);
             }
@@ -187,13 +193,19 @@ impl Agent {
         });
         if dies {
             self.die();
+        }
+        // Whatever struck here may have ended this process with it.
+        let lives = self.world.with(|state| {
+            state.agent(&self.host).is_some_and(|agent| agent.incarnation == self.incarnation)
+        });
+        if !lives {
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(pause).await;
     }
 
     /// Ends this very process; another one is started after a moment.
-    fn die(&self) {
+    pub(crate) fn die(&self) {
         let after = self.world.with(|state| {
             state.kill_agent(&self.host);
             state.dice.agent.millis(5, 3_000)
@@ -307,6 +319,11 @@ impl Agent {
             }
             Verdict::Refuse(stale) => return Err(refused(stale, &record)),
             Verdict::Execute => {}
+        }
+        let skips = self.world.with(|state| state.bugged(Bug::AgentSkipsFence));
+        let lets_run = request.action.as_ref().is_some_and(act::lets_run);
+        if lets_run && self.is_elsewhere(vm, word.generation) && !skips {
+            return Err(refused(Stale::Generation, &record));
         }
         self.hear(vm, word.claim);
         self.write(vm, |record| record.fence.note(&word, request.clone()));

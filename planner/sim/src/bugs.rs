@@ -1,7 +1,27 @@
 //! Mistakes made on purpose: a simulation that does not find them would not find others.
 //!
 //! They are made only in builds with the feature `deliberate-bugs`. Each is one that nothing else
-//! in the agent or the planner makes good.
+//! in the agent or the planner makes good. Those that every tool of this kind has to fear:
+//!
+//! | the mistake | here |
+//! |---|---|
+//! | the source resumes before the receiver's end is acknowledged | [`PlannerResumesEarly`](Bug::PlannerResumesEarly) |
+//! | the fence is not checked | [`AgentSkipsFence`](Bug::AgentSkipsFence), [`AgentTakesOlderClaim`](Bug::AgentTakesOlderClaim) |
+//! | a transaction is committed twice | [`StoreCommitsTwice`](Bug::StoreCommitsTwice) |
+//! | something is done before it is written | [`AgentActsBeforeNote`](Bug::AgentActsBeforeNote), [`AgentForgetsOrder`](Bug::AgentForgetsOrder), [`PlannerContinuesEarly`](Bug::PlannerContinuesEarly) |
+//! | a time-out counts as gone | [`PlannerTakesSilenceForDeath`](Bug::PlannerTakesSilenceForDeath), [`AgentTakesSilenceForDeath`](Bug::AgentTakesSilenceForDeath) |
+//! | a hold is forgotten on restart | [`AgentForgetsHold`](Bug::AgentForgetsHold), [`AgentStartsBySelf`](Bug::AgentStartsBySelf) |
+//! | the receiver is destroyed while the source is dead | [`PlannerDestroysBlindly`](Bug::PlannerDestroysBlindly) |
+//! | the source is killed before the decision forward is written | [`PlannerKillsUndecided`](Bug::PlannerKillsUndecided) |
+//! | `completed` of an earlier attempt counts for this one | [`AgentTellsOldCompletion`](Bug::AgentTellsOldCompletion) |
+//! | the source is released for its newer generation alone | [`PlannerReleasesEarly`](Bug::PlannerReleasesEarly) |
+//! | a delayed step of the same claim is obeyed | [`AgentObeysDelayedStep`](Bug::AgentObeysDelayedStep) |
+//! | a takeover decides before both agents answered its claim | [`PlannerClaimsUnheard`](Bug::PlannerClaimsUnheard), [`PlannerKeepsClaim`](Bug::PlannerKeepsClaim) |
+//! | a row is taken from a planner whose lease has not ended | [`StoreBreaksLeases`](Bug::StoreBreaksLeases) |
+//! | a planner writes though its row was taken over | [`StoreWritesAnyway`](Bug::StoreWritesAnyway) |
+//! | a VM is moved by hand while a migration of it is open | [`AgentLendsClaim`](Bug::AgentLendsClaim) |
+//! | a VM is started elsewhere while its host is merely silent | [`StoreTakesSilenceForLoss`](Bug::StoreTakesSilenceForLoss), [`OperatorLies`](Bug::OperatorLies) |
+//! | a lost journal reads as an empty host | [`AgentTrustsLostJournal`](Bug::AgentTrustsLostJournal) |
 
 /// One mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +82,8 @@ pub enum Bug {
     StoreCommitsTwice,
     /// The store admits without looking at what is promised already.
     StoreOverbooks,
+    /// The store gives a row to whoever asks, whoever holds it.
+    StoreBreaksLeases,
     /// An operator declares a host dead that runs on.
     OperatorLies,
     /// The store writes a row that was decided on an older one.
@@ -101,6 +123,7 @@ impl Bug {
         Self::StoreTakesSilenceForLoss,
         Self::StoreCommitsTwice,
         Self::StoreOverbooks,
+        Self::StoreBreaksLeases,
         Self::OperatorLies,
         Self::StoreWritesAnyway,
         Self::StoreLosesWrites,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_types::HostId;
 
-use crate::host::{Killer, short};
+use crate::host::{Killer, Why, short};
 use crate::qemu::Resumes;
 use crate::world::{ChannelId, Invariant, Mishap, Place, PointKind, State, World};
 
@@ -82,7 +82,7 @@ impl State {
         let vm = qemu.vm;
         self.note(|| format!("host {}: source of {} failed: {error}", source.0, short(vm)));
         if resumes == Resumes::Yes {
-            self.run_vcpus(&source.0, source.1, "resumed by itself");
+            self.run_vcpus(&source.0, source.1, Why::ByItself);
         }
         self.ring(&source.0, vm);
     }
@@ -105,7 +105,7 @@ impl State {
 
     /// Draws what goes wrong at a change of state, if anything.
     fn qemu_mishap(&mut self, id: ChannelId, channel: &Channel) {
-        if let Some(mishap) = self.point(PointKind::QemuStep) {
+        if let Some(mishap) = self.point(PointKind::QemuStep, "step") {
             self.strike(mishap);
         }
         if self.at_ms() >= self.weather.calm_at_ms {
@@ -145,6 +145,8 @@ impl State {
             }
             Mishap::SourceFreezes => self.freeze(&a),
             Mishap::Cancel => self.script.cancel.notify_one(),
+            Mishap::SourceJournalLost => self.lose_journal(&a),
+            Mishap::DestinationJournalLost => self.lose_journal(&b),
             Mishap::PlannerDiesBefore
             | Mishap::PlannerDiesAfter
             | Mishap::RequestLost
@@ -153,7 +155,9 @@ impl State {
             | Mishap::Doubled
             | Mishap::DoubledLate(_)
             | Mishap::Late(_)
-            | Mishap::AgentDies => {}
+            | Mishap::AgentDies
+            | Mishap::AgentDiesBefore
+            | Mishap::AgentDiesAfter => {}
         }
     }
 
@@ -309,7 +313,7 @@ impl State {
                     Invariant::OneRuns,
                     format!("the receiver of {} on {host} was told to start by itself", short(vm)),
                 );
-                self.run_vcpus(&host, pid, "autostart");
+                self.run_vcpus(&host, pid, Why::Autostart);
             }
             self.ring(&host, vm);
             return Next::In(self.dice.qemu.millis(0, 60));
@@ -333,7 +337,7 @@ impl State {
         let resumes = qemu.cancel();
         let (vm, channel) = (qemu.vm, qemu.channel);
         if resumes == Resumes::Yes {
-            self.run_vcpus(host, pid, "called back");
+            self.run_vcpus(host, pid, Why::CalledBack);
         }
         if let Some(channel) = channel {
             self.break_channel(channel, "the source called it back");

@@ -18,7 +18,8 @@ use vmferry_planner_core::queue::Ranking;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Percent, VmId};
 
-use crate::agent::Judged;
+use crate::agent::{self, Agent, Judged};
+use crate::bugs::Bug;
 use crate::journal::Record;
 use crate::life::Life;
 use crate::network::SimAgents;
@@ -112,16 +113,34 @@ impl Cluster {
                 if !state.reaches(&there, &from) {
                     return None;
                 }
-                state.report(&host)
+                let incarnation = state.agent(&host)?.incarnation;
+                Some((state.report(&host)?, incarnation))
             });
-            if let Some(report) = report {
+            if let Some((report, incarnation)) = report {
+                let journal = if report.journal_unreadable {
+                    agent::Journal::Unreadable
+                } else {
+                    agent::Journal::Proves
+                };
                 let delay = self.world.with(|state| {
                     let max = state.weather.delay_max;
                     state.dice.network.millis(0, max)
                 });
                 tokio::time::sleep(delay).await;
-                if let Err(error) = planner.report(report).await {
-                    self.world.note(|| format!("planner {number}: report of {host}: {error}"));
+                match planner.report(report).await {
+                    Ok(reply) if self.world.with(|state| state.reaches(&from, &there)) => {
+                        let (world, host) = (self.world.clone(), host.clone());
+                        let agent = Agent { world, host, incarnation };
+                        // What the agent makes of it does not end with the planner.
+                        self.world.spawn(async move {
+                            agent.take_up(journal, reply.generations).await;
+                        });
+                    }
+                    // Nobody hears the answer.
+                    Ok(_) => {}
+                    Err(error) => {
+                        self.world.note(|| format!("planner {number}: report of {host}: {error}"));
+                    }
                 }
             }
             tokio::time::sleep(REPORT).await;
@@ -153,7 +172,7 @@ impl State {
             agent_address: format!("{host}:9097"),
             sequence,
             learning,
-            journal_unreadable: there.journal.lost,
+            journal_unreadable: there.journal.lost && !self.bugged(Bug::AgentTrustsLostJournal),
             sent_at_ms: self.wall_ms(host),
             capabilities: Some(v1::HostCapabilities {
                 accelerators: vec!["kvm".to_owned()],

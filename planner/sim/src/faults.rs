@@ -81,12 +81,7 @@ impl Cluster {
             Blow::Clock => self.jump(host, dice),
             Blow::Journal => {
                 self.world.with(|state| {
-                    state.kill_agent(host);
-                    if let Some(there) = state.hosts.get_mut(host) {
-                        there.journal.records.clear();
-                        there.journal.lost = true;
-                    }
-                    state.note(|| format!("host {host}: the journal is lost"));
+                    state.lose_journal(host);
                 });
                 self.world.restart_agent(host.clone(), dice.millis(5, 3_000));
             }

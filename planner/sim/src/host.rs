@@ -8,7 +8,7 @@ use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_types::{Bytes, HostId, VmId};
 
 use crate::agent::{AgentProcess, Sight};
-use crate::journal::{Cont, Journal, Part};
+use crate::journal::{Cont, Journal, Part, Record};
 use crate::qemu::Qemu;
 use crate::world::{Invariant, State, Told};
 
@@ -65,6 +65,45 @@ pub(crate) enum Killer {
     Guest,
 }
 
+/// Why vCPUs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It ran when the world began.
+    Began,
+    /// It was started.
+    Booted,
+    /// QEMU let its source go on when the channel broke.
+    ByItself,
+    /// Its transfer was called back.
+    CalledBack,
+    /// It was held, and is let go on.
+    LetGo,
+    /// A source that was ordered goes on after all.
+    Resumed,
+    /// A receiver goes on.
+    Continued,
+    /// A receiver was told to go on before it had everything.
+    Autostart,
+    /// The deliberate mistake: an agent let it go on that nobody asked.
+    Unasked,
+}
+
+impl Why {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Began => "started",
+            Self::Booted => "booted",
+            Self::ByItself => "resumed by itself",
+            Self::CalledBack => "called back",
+            Self::LetGo => "let go on",
+            Self::Resumed => "resumed",
+            Self::Continued => "continued",
+            Self::Autostart => "autostart",
+            Self::Unasked => "by itself",
+        }
+    }
+}
+
 impl Host {
     pub(crate) fn new(memory: Bytes) -> Self {
         Self {
@@ -91,6 +130,16 @@ impl Host {
 
     pub(crate) fn by_launch(&self, launch: u64) -> Option<&Qemu> {
         self.qemus.values().find(|qemu| qemu.launch == launch)
+    }
+
+    /// Says whether a process of the VM runs that the journal does not name.
+    pub(crate) fn has_stranger(&self, vm: VmId) -> bool {
+        let named = self.journal.records.get(&vm).and_then(Record::process).map(|it| it.launch);
+        let mut there = self.qemus.values();
+        there.any(|qemu| {
+            let forgotten = self.journal.forgot_launches.contains(&qemu.launch);
+            qemu.vm == vm && forgotten && Some(qemu.launch) != named
+        })
     }
 
     pub(crate) fn fresh_port(&mut self) -> u16 {
@@ -176,12 +225,13 @@ impl State {
             guest.off = false;
             guest.copy_lost_ms = None;
             guest.blindly = false;
+            guest.released_early = None;
         }
-        self.run_vcpus(host, pid, "booted");
+        self.run_vcpus(host, pid, Why::Booted);
     }
 
     /// Lets vCPUs run, and checks that they may.
-    pub(crate) fn run_vcpus(&mut self, host: &HostId, pid: u32, why: &str) {
+    pub(crate) fn run_vcpus(&mut self, host: &HostId, pid: u32, why: Why) {
         let now = self.monotonic_us();
         let Some(qemu) = self.qemu_mut(host, pid) else { return };
         if qemu.run == RunState::Running {
@@ -190,7 +240,7 @@ impl State {
         qemu.run = RunState::Running;
         let (vm, image) = (qemu.vm, qemu.image);
         self.saw(host, vm, |sight| sight.resumed_at_us = now);
-        self.note(|| format!("host {host}: QEMU {pid} of {} RUNS ({why})", short(vm)));
+        self.note(|| format!("host {host}: QEMU {pid} of {} RUNS ({})", short(vm), why.label()));
         let Some(guest) = self.guests.get(&vm).cloned() else { return };
         if let Some((other, other_pid)) = &guest.runs
             && (other, *other_pid) != (host, pid)
@@ -219,6 +269,8 @@ impl State {
         if let Some(guest) = self.guests.get_mut(&vm) {
             guest.head = head;
             guest.runs = Some((host.clone(), pid));
+            guest.went_on = why;
+            guest.released_early = None;
         }
         self.ring(host, vm);
     }
@@ -307,7 +359,13 @@ impl State {
         match killer {
             Killer::Guest | Killer::Stop => guest.off = true,
             Killer::Fate | Killer::Itself => {
+                let early = guest.released_early.take();
                 guest.lost.get_or_insert_with(|| format!("{ended} on {host}"));
+                if let Some(early) = early {
+                    let what =
+                        format!("{} would still be on {early}, released early", short(qemu.vm));
+                    self.violated(Invariant::NotLost, what);
+                }
             }
             // What a command rests on may have died while it was on its way: nobody can know.
             Killer::Command if !knew && guest.copy_lost_ms.is_some_and(|at| now <= at + window) => {
@@ -372,6 +430,16 @@ impl State {
             there.exits.clear();
             there.taps.clear();
         }
+    }
+
+    /// The disk that the journal is on fails.
+    pub(crate) fn lose_journal(&mut self, host: &HostId) {
+        if let Some(Host { journal, qemus, taps, .. }) = self.hosts.get_mut(host) {
+            journal.lose(qemus, taps);
+        }
+        self.kill_agent(host);
+        self.counts.journals_lost += 1;
+        self.note(|| format!("host {host}: the journal is lost"));
     }
 
     pub(crate) fn boot_host(&mut self, host: &HostId) {

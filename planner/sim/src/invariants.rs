@@ -2,18 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use vmferry_planner::clock::simulated;
 use vmferry_planner::store::{Ends, LogRow, MigrationRow, PowerAction, PowerKind};
 use vmferry_planner_core::evidence::RunState;
 use vmferry_planner_core::migration::{
     Cause, Entry, Event, Handover, Migration, Phase, ProofKind, SourceWord,
 };
-use vmferry_types::{Bytes, Generation, HostId, MigrationId, PhaseLabel, PowerState, VmId};
+use vmferry_types::{
+    Bytes, Generation, HostId, MigrationId, PhaseLabel, PowerState, Timestamp, VmId,
+};
 
 use crate::bugs::Bug;
-use crate::host::{Host, short};
+use crate::host::{Host, Why, short};
 use crate::journal::Part;
 use crate::store::Open;
-use crate::world::{Invariant, State};
+use crate::weather::Blow;
+use crate::world::{EPOCH_US, Invariant, State};
 
 /// Checked at every write of the store.
 impl State {
@@ -81,6 +85,40 @@ impl State {
         }
     }
 
+    /// Returns who holds a row, and until when.
+    pub(crate) fn lease(&mut self, id: MigrationId) -> Option<(String, Timestamp)> {
+        let breaks = self.bugged(Bug::StoreBreaksLeases);
+        let migrations = self.tables.migrations.get_mut(&id);
+        let of_migration = migrations.map(|row| (&mut row.lease_owner, row.lease_until));
+        let powers = self.tables.power.get_mut(&id);
+        let of_power = powers.map(|action| (&mut action.lease_owner, action.lease_until));
+        let (owner, until) = of_migration.or(of_power)?;
+        let held = owner.clone().map(|owner| (owner, until));
+        if breaks {
+            *owner = None;
+        }
+        held
+    }
+
+    /// R2: no row is taken from a planner whose lease has not ended.
+    pub(crate) fn check_lease(
+        &mut self,
+        id: MigrationId,
+        by: &str,
+        held: Option<(String, Timestamp)>,
+    ) {
+        let jumps = self.weather.blows.contains(&Blow::Clock);
+        let now = Timestamp(simulated::true_us().unwrap_or(EPOCH_US) / 1000);
+        let Some((owner, until)) = held.filter(|(owner, until)| owner != by && *until > now) else {
+            return;
+        };
+        if !jumps {
+            let left = until.since(now);
+            let what = format!("{by} takes {id} from {owner}, whose lease ends in {left:?}");
+            self.violated(Invariant::LeaseHolds, what);
+        }
+    }
+
     /// Commit, then act: what is done for an admission was owed by its row at some time.
     pub(crate) fn check_owed(&mut self, vm: VmId, admission: MigrationId, name: &'static str) {
         if !self.owed.contains(&(admission, name)) {
@@ -133,7 +171,8 @@ impl State {
                 })
             });
             if let Some(guest) = self.guests.get_mut(&vm) {
-                guest.blindly = !known;
+                // Whoever commanded it knew.
+                guest.blindly = !known && guest.went_on == Why::ByItself;
             }
         }
         if row.migration.label() == PhaseLabel::Failed && before.label() != PhaseLabel::Failed {
@@ -255,7 +294,8 @@ impl State {
         }
         let powers = self.tables.open_power();
         for action in powers.iter().filter(|action| {
-            !self.hopeless(&action.host) || trouble.get(&action.vm).is_none_or(String::is_empty)
+            !self.hopeless(action.vm, &action.host)
+                || trouble.get(&action.vm).is_none_or(String::is_empty)
         }) {
             let what = format!(
                 "the {} of {} on {} does not end; it waits for {:?}",
@@ -279,15 +319,16 @@ impl State {
         }
     }
 
-    /// Whether a host is gone for good and no planner was told so, or its journal is lost: what hangs on it may stay stuck.
-    fn hopeless(&self, host: &HostId) -> bool {
+    /// Whether a host is gone for good and no planner was told so, or had a process of the VM when
+    /// its journal was lost: what hangs on it may stay stuck, until a person ends it.
+    fn hopeless(&self, vm: VmId, host: &HostId) -> bool {
         self.host(host)
-            .is_none_or(|host| (host.for_good && !host.declared) || self.proves_nothing(host))
+            .is_none_or(|host| (host.for_good && !host.declared) || self.forgot(vm, host))
     }
 
-    /// Whether a host's journal is lost, and its agent says so.
-    fn proves_nothing(&self, host: &Host) -> bool {
-        host.journal.lost && !self.bugged(Bug::AgentTrustsLostJournal)
+    /// Whether a host had a process of the VM when its journal was lost.
+    fn forgot(&self, vm: VmId, host: &Host) -> bool {
+        host.journal.forgot.contains(&vm) && !self.bugged(Bug::AgentTrustsLostJournal)
     }
 
     fn check_row(
@@ -301,8 +342,8 @@ impl State {
         if row.ended_us.is_none() {
             // What was moved by hand under a migration is a person's to resolve.
             let excused = self.by_hand.contains(&migration.vm)
-                || self.hopeless(&migration.source)
-                || migration.destination().is_some_and(|host| self.hopeless(host));
+                || self.hopeless(migration.vm, &migration.source)
+                || migration.destination().is_some_and(|host| self.hopeless(migration.vm, host));
             let named = trouble.get(&migration.vm).filter(|text| !text.is_empty());
             if !excused || named.is_none() {
                 let what = format!(
@@ -342,7 +383,7 @@ impl State {
                 found.push((Invariant::NotLost, what));
             }
         } else if row.power == PowerState::Running && guest.runs.is_none() {
-            let excused = owner.is_none_or(|host| self.hopeless(&host));
+            let excused = owner.is_none_or(|host| self.hopeless(vm, &host));
             if !excused {
                 let what = format!(
                     "{} is gone ({:?}), and the store says that it runs",
@@ -358,11 +399,12 @@ impl State {
     fn check_leaks(&self, vm: VmId, found: &mut Vec<(Invariant, String)>) {
         let owner = self.tables.vms.get(&vm).and_then(|row| row.host.clone());
         for (id, host) in &self.hosts {
-            if !host.up || self.proves_nothing(host) {
+            if !host.up {
                 continue;
             }
             for qemu in host.qemus.values().filter(|qemu| qemu.vm == vm) {
-                if owner.as_ref() != Some(id) {
+                let forgotten = host.journal.forgot_launches.contains(&qemu.launch);
+                if owner.as_ref() != Some(id) && !forgotten {
                     let what = format!("QEMU {} of {} is left on {id}", qemu.pid, short(vm));
                     found.push((Invariant::NothingLeaks, what));
                 }
@@ -373,8 +415,9 @@ impl State {
     /// I7: no tap without a process that is known.
     pub(crate) fn check_taps(&mut self) {
         let mut found = Vec::new();
-        for (id, host) in self.hosts.iter().filter(|(_, host)| !host.journal.lost) {
-            for tap in &host.taps {
+        for (id, host) in &self.hosts {
+            let forgotten = &host.journal.forgot_launches;
+            for tap in host.taps.difference(forgotten) {
                 let known = host.journal.records.values().any(|record| match &record.part {
                     Part::Running { process, .. } | Part::Receiver { process, .. } => {
                         process.launch == *tap

@@ -1,19 +1,36 @@
 //! What a simulated agent writes down: survives its death, and its host's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_proto::v1::{ExecuteReply, ExecuteRequest, GoneProof};
 use vmferry_types::{Generation, MigrationId, Role, VmId};
 
 use crate::fence::Fence;
-use crate::qemu::Snapshot;
+use crate::qemu::{Qemu, Snapshot};
 
 /// A host's journal.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     pub(crate) records: BTreeMap<VmId, Record>,
-    /// It was lost: what it does not hold proves nothing (rule R3).
+    /// It was lost: what it does not hold proves nothing until a planner has seeded it (rule R3).
     pub(crate) lost: bool,
+    /// Whose processes it named when it was lost, or who else ran there: what has become of them, and
+    /// of what they ran, is for a person to find out.
+    pub(crate) forgot: BTreeSet<VmId>,
+    /// The launches that it named then.
+    pub(crate) forgot_launches: BTreeSet<u64>,
+}
+
+impl Journal {
+    /// Forgets everything, as a disk that is lost does.
+    pub(crate) fn lose(&mut self, qemus: &BTreeMap<u32, Qemu>, taps: &BTreeSet<u64>) {
+        let named = self.records.iter().filter(|(_, record)| record.process().is_some());
+        self.forgot.extend(named.map(|(vm, _)| *vm));
+        self.records.clear();
+        self.lost = true;
+        self.forgot.extend(qemus.values().map(|qemu| qemu.vm));
+        self.forgot_launches.extend(qemus.values().map(|qemu| qemu.launch).chain(taps.clone()));
+    }
 }
 
 /// What is written down of one VM.
@@ -133,6 +150,40 @@ impl Record {
                 outgoing.as_ref().filter(|sent| Some(sent.migration) == self.fence.migration)
             }
             Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Returns the last attempt to send, whichever admission it belongs to: a guest must not stand
+    /// still because another one began.
+    pub(crate) const fn sent(&self) -> Option<&Outgoing> {
+        match &self.part {
+            Part::Running { outgoing, .. } => outgoing.as_ref(),
+            Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Returns the migration whose order is not settled: the guest may be elsewhere, whoever commands
+    /// now.
+    pub(crate) fn unsettled(&self) -> Option<MigrationId> {
+        match &self.part {
+            Part::Running { outgoing: Some(sent), .. } if sent.order == Order::Handed => {
+                Some(sent.migration)
+            }
+            Part::Running { .. } | Part::Absent | Part::Stopped | Part::Receiver { .. } => None,
+        }
+    }
+
+    /// Says whether the last attempt to send was given up, whichever admission it belongs to.
+    pub(crate) fn gave_up(&self) -> bool {
+        match &self.part {
+            Part::Running { outgoing: Some(sent), .. } => match sent.order {
+                Order::GaveUp(_) => true,
+                Order::Open | Order::Handed | Order::TakenBack(_) => false,
+            },
+            Part::Running { outgoing: None, .. }
+            | Part::Absent
+            | Part::Stopped
+            | Part::Receiver { .. } => false,
         }
     }
 

@@ -64,12 +64,12 @@ impl Life {
     }
 
     /// Comes before each call that leaves the planner.
-    pub(crate) async fn before(&self, kind: PointKind) -> Fate {
+    pub(crate) async fn before(&self, kind: PointKind, what: &'static str) -> Fate {
         if self.is_over() {
             return std::future::pending().await;
         }
         let (told, by_chance, first) = self.world.with(|state| {
-            let told = state.point(kind);
+            let told = state.point(kind, what);
             if let Some(mishap) = told {
                 state.strike(mishap);
             }

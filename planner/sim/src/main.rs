@@ -181,11 +181,13 @@ fn summarise(
     writeln!(out, "sim: commands: {}", list(commands))?;
     writeln!(
         out,
-        "sim: died: {} planners, {} agents, {} QEMUs, {} hosts; {} messages went astray, {} calls of the store failed, {} machines stood still",
+        "sim: died: {} planners, {} agents, {} QEMUs, {} hosts, {} journals ({} seeded again); {} messages went astray, {} calls of the store failed, {} machines stood still",
         counts.planner_deaths,
         counts.agent_deaths,
         counts.qemu_deaths,
         counts.host_crashes,
+        counts.journals_lost,
+        counts.journals_seeded,
         counts.mishaps,
         counts.store_failures,
         counts.freezes,

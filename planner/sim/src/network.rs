@@ -17,7 +17,7 @@ use vmferry_proto::v1::{
 };
 use vmferry_types::{HostId, Role, VmId};
 
-use crate::agent::{Ask, Refusal, Tell};
+use crate::agent::{Ask, Refusal, Tell, label};
 use crate::bugs::Bug;
 use crate::life::{Fate, Life};
 use crate::mistakes::taken_for_dead;
@@ -59,12 +59,29 @@ pub(crate) struct Passage {
     again: Option<Duration>,
     /// The agent answers no, having done nothing.
     refused: bool,
+    agent: Survives,
+}
+
+/// How much of a message the agent that gets it lives to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Survives {
+    Everything,
+    /// It carries it out, and does not answer.
+    TheCall,
+    Not,
 }
 
 impl Passage {
     /// A message that nothing befalls but a delay.
     pub(crate) const fn plain(delay: Duration) -> Self {
-        Self { delay, arrives: true, answered: true, again: None, refused: false }
+        Self {
+            delay,
+            arrives: true,
+            answered: true,
+            again: None,
+            refused: false,
+            agent: Survives::Everything,
+        }
     }
 
     /// Draws how a message fares.
@@ -107,9 +124,13 @@ impl Passage {
             Mishap::Doubled => self.again = Some(Duration::ZERO),
             Mishap::DoubledLate(ms) => self.again = Some(Duration::from_millis(ms)),
             Mishap::Late(ms) => self.delay = Duration::from_millis(ms),
+            Mishap::AgentDiesBefore => self.agent = Survives::Not,
+            Mishap::AgentDiesAfter => self.agent = Survives::TheCall,
             Mishap::PlannerDiesBefore
             | Mishap::PlannerDiesAfter
             | Mishap::AgentDies
+            | Mishap::SourceJournalLost
+            | Mishap::DestinationJournalLost
             | Mishap::SourceQemuDies
             | Mishap::DestinationQemuDies
             | Mishap::SourceHostDies
@@ -136,7 +157,15 @@ impl SimAgents {
             | Ask::Describe(_)
             | Ask::Check => (PointKind::Look, LOOK_DEADLINE),
         };
-        let fate = self.life.before(kind).await;
+        let what = match &ask {
+            Ask::Execute(request) => request.action.as_ref().map_or("nothing", label),
+            Ask::Claim(_)
+            | Ask::NextClaim(..)
+            | Ask::Observe(_)
+            | Ask::Describe(_)
+            | Ask::Check => operation,
+        };
+        let fate = self.life.before(kind, what).await;
         let world = &self.life.world;
         let passage = Passage::draw(world, fate, kind);
         let (answer, answered) = oneshot::channel();
@@ -147,6 +176,7 @@ impl SimAgents {
                 again: None,
                 refused: false,
                 arrives: true,
+                agent: Survives::Everything,
                 ..passage
             };
             world.carry(self.place(), host.clone(), ask, again, None);
@@ -266,7 +296,15 @@ impl World {
         if passage.refused {
             return Err(NoAnswer::Refused(Refusal::new("internal", "something here failed")));
         }
+        if passage.agent == Survives::Not {
+            agent.die();
+            return self.breaks().await;
+        }
         let told = agent.answer(ask).await;
+        if passage.agent == Survives::TheCall {
+            agent.die();
+            return self.breaks().await;
+        }
         let back = self.with(|state| {
             let max = state.weather.delay_max;
             state.dice.network.millis(0, max)

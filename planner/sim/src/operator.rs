@@ -26,6 +26,8 @@ pub enum Asked {
     MoveHeld,
     /// That a VM moves live, or held if that is refused.
     MoveSomehow,
+    /// That a VM moves to where there is no room before another VM is stopped.
+    MoveQueued,
     /// That a VM is started.
     Start,
     /// That a guest is asked to power off.
@@ -69,13 +71,13 @@ impl Cluster {
             if dice.below(moves + powers) < u64::from(weather.by_hand) {
                 let at = usize::try_from(dice.below(u64::from(weather.hosts))).unwrap_or(0);
                 let to = crate::channel::host(HOSTS.get(at).copied().unwrap_or("a"));
-                self.world.spawn(self.world.clone().move_by_hand(vm_id(vm), to));
+                self.world.spawn_ask(self.world.clone().move_by_hand(vm_id(vm), to));
                 continue;
             }
             let running = self.running();
             let Some(running) = dice.pick(&running).cloned() else { continue };
             let request = Request { asked, vm, host, cancel };
-            self.world.spawn(self.clone().asks(running, request));
+            self.world.spawn_ask(self.clone().asks(running, request));
         }
     }
 
@@ -86,7 +88,7 @@ impl Cluster {
         let planner = &running.planner;
         let asks = async {
             match asked {
-                Asked::Move | Asked::MoveHeld | Asked::MoveSomehow => {
+                Asked::Move | Asked::MoveHeld | Asked::MoveSomehow | Asked::MoveQueued => {
                     let method = if asked == Asked::MoveHeld { "snapshot" } else { "" };
                     let downgrade = if asked == Asked::MoveSomehow { "snapshot" } else { "" };
                     let asked = v1::MigrateVmRequest {

@@ -5,7 +5,7 @@ use vmferry_planner::store::VmRow;
 use vmferry_planner_core::evidence::RunState;
 use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, VmId};
 
-use crate::host::short;
+use crate::host::{Why, short};
 use crate::journal::{Part, Process, Record};
 use crate::world::{Guest, State};
 
@@ -46,6 +46,8 @@ impl State {
             lost: None,
             copy_lost_ms: None,
             blindly: false,
+            went_on: Why::Began,
+            released_early: None,
             off: begins != Begins::Running,
             memory: memory(number),
         };
@@ -86,7 +88,7 @@ impl State {
     fn run_from_the_beginning(&mut self, vm: VmId, host: &HostId, admission: MigrationId) -> Part {
         let launch = self.fresh();
         if let Some(pid) = self.start_process(host, vm, launch, RunState::Prelaunch) {
-            self.run_vcpus(host, pid, "started");
+            self.run_vcpus(host, pid, Why::Began);
         }
         let there = self.host(host);
         let identity =

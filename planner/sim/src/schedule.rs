@@ -24,6 +24,8 @@ pub use crate::operator::Asked;
 const CALM: Duration = Duration::from_mins(20);
 /// How often the world looks whether all has ended.
 const LOOK: Duration = Duration::from_secs(5);
+/// When a queued move gets its room, after it was asked for.
+const ROOM_AFTER: Duration = Duration::from_secs(3);
 const GIB: u64 = 1 << 30;
 
 /// What a schedule is made of.
@@ -52,8 +54,8 @@ pub struct Outcome {
     pub trace: Vec<String>,
     /// What it came through.
     pub counts: Counts,
-    /// How many points of each kind there were.
-    pub points: BTreeMap<PointKind, u64>,
+    /// What was done at each point of each kind, in order.
+    pub points: BTreeMap<PointKind, Vec<&'static str>>,
     /// How long it took in its own time, in milliseconds.
     pub lasted_ms: u64,
 }
@@ -75,8 +77,9 @@ impl Schedule {
     /// One move, start or stop of one VM in fair weather, with mishaps at exact points.
     #[must_use]
     pub fn directed(seed: u64, asked: Asked, mishaps: &[(PointKind, u64, Mishap)]) -> Self {
+        let (vms, room) = if asked == Asked::MoveQueued { (2, 1) } else { (1, 3) };
         Self {
-            weather: Weather::fair(),
+            weather: Weather { vms, room, ..Weather::fair() },
             mishaps: mishaps.to_vec(),
             asked: Some(asked),
             ..Self::drawn(seed)
@@ -130,7 +133,7 @@ impl Schedule {
         let wait = if fair { 6_000 } else { Dice::new(self.seed, "beginning").between(50, 2_000) };
         tokio::time::sleep(Duration::from_millis(wait)).await;
         if fair {
-            world.with(|state| state.script.seen.clear());
+            world.with(|state| state.script.done.clear());
         }
         match self.asked {
             None => cluster.ask(self.seed, &self.weather).await,
@@ -147,7 +150,7 @@ impl Schedule {
                 violations: std::mem::take(&mut state.violations),
                 trace: state.trace.take(),
                 counts: state.counts.clone(),
-                points: state.script.seen.clone(),
+                points: std::mem::take(&mut state.script.done),
                 lasted_ms: state.at_ms(),
             }
         })
@@ -158,7 +161,13 @@ impl Schedule {
         let host = if asked == Asked::Start { "b" } else { "" };
         let Some(running) = cluster.running().into_iter().next() else { return };
         let request = Request { asked, vm: 0, host, cancel: None };
-        cluster.world.spawn(cluster.clone().asks(running, request));
+        cluster.world.spawn_ask(cluster.clone().asks(running, request));
+        if asked == Asked::MoveQueued {
+            tokio::time::sleep(ROOM_AFTER).await;
+            let Some(running) = cluster.running().into_iter().next() else { return };
+            let request = Request { asked: Asked::Quit, vm: 1, host: "", cancel: None };
+            cluster.world.spawn_ask(cluster.clone().asks(running, request));
+        }
     }
 
     /// Makes hosts and VMs.
@@ -197,7 +206,7 @@ impl Schedule {
                 };
                 state.place_vm(number, &hosts[at], begins);
             }
-            state.script.seen.clear();
+            state.script.done.clear();
         });
         hosts
     }
@@ -212,8 +221,10 @@ impl Schedule {
         let world = &cluster.world;
         loop {
             tokio::time::sleep(LOOK).await;
+            let asked = world.is_asked();
             let (at, open) = world.with(|state| {
-                let open = state.tables.migrations.values().any(|row| row.ended_us.is_none())
+                let open = asked
+                    || state.tables.migrations.values().any(|row| row.ended_us.is_none())
                     || !state.tables.open_power().is_empty();
                 (Duration::from_millis(state.at_ms()), open)
             });
@@ -240,13 +251,13 @@ impl Cluster {
         }
     }
 
-    /// Boots hosts that a mishap has crashed.
+    /// Boots hosts that a mishap has crashed, and starts agents that lost their journal.
     async fn boot_what_crashed(self, hosts: Vec<HostId>) {
         loop {
             tokio::time::sleep(Duration::from_secs(3)).await;
             for host in &hosts {
-                let down = self.world.with(|state| state.host(host).is_some_and(|host| !host.up));
-                if down {
+                let lame = |host: &Host| !host.up || host.agent.is_none();
+                if self.world.with(|state| state.host(host).is_some_and(lame)) {
                     self.world.with(|state| state.boot_host(host));
                     self.world.start_agent(host);
                 }

@@ -22,15 +22,16 @@ use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::{Event, Migration};
 use vmferry_planner_core::queue::Ranking;
 use vmferry_planner_core::queue::slot::Limits;
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, PowerState, Seq, Timestamp, VmId};
 
-pub(crate) use tables::{Open, Tables, Write};
+pub(crate) use tables::{Open, Read, Tables, Write};
 
 use crate::bugs::Bug;
-use crate::life::Life;
+use crate::life::{Fate, Life};
 use crate::trace::Detail;
 use crate::weather::Weather;
-use crate::world::{Place, PointKind, State, World};
+use crate::world::{EPOCH_US, Mishap, Place, PointKind, State, World};
 
 /// The store, for one life of a planner.
 #[derive(Debug)]
@@ -45,15 +46,19 @@ pub fn in_fair_weather() -> Arc<dyn Store> {
     Arc::new(SimStore { life: Life::new(World::new(state), 0) })
 }
 
+fn read_at(then: Timestamp) -> Read {
+    Read { then, clock: Timestamp(simulated::true_us().unwrap_or(EPOCH_US) / 1000) }
+}
+
 impl SimStore {
     /// Carries one transaction out, unless the planner dies first; it may die before it hears, and
     /// it may hear that the transaction failed though it did not.
     async fn call<T>(
         &self,
-        kind: PointKind,
+        (kind, what): (PointKind, &'static str),
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
-        let dies_after = self.life.before(kind).await;
+        let fate = self.life.before(kind, what).await;
         let world = &self.life.world;
         while world.with(|state| state.storeless.contains(&self.life.number)) {
             tokio::time::sleep(APART).await;
@@ -64,9 +69,15 @@ impl SimStore {
             let dice = &mut state.dice.store;
             (dice.millis(0, max), storm && dice.chance(odds), dice.chance(500))
         });
+        let (wait, fails, unheard) = match fate {
+            Fate::Mishap(Mishap::Refused | Mishap::RequestLost) => (wait, true, false),
+            Fate::Mishap(Mishap::AnswerLost) => (wait, true, true),
+            Fate::Mishap(Mishap::Late(ms)) => (Duration::from_millis(ms), fails, unheard),
+            Fate::Goes | Fate::DiesAfter | Fate::Mishap(_) => (wait, fails, unheard),
+        };
         tokio::time::sleep(wait).await;
         let outcome = if fails && !unheard { Err(broken()) } else { world.with(work) };
-        self.life.after(dies_after).await;
+        self.life.after(fate).await;
         let wait = world.with(|state| {
             state.counts.store_failures += u64::from(fails);
             state.dice.store.millis(0, 1)
@@ -98,7 +109,7 @@ impl SimStore {
     }
 
     async fn read<T>(&self, work: impl FnOnce(&Tables) -> T + Send) -> Result<T, StoreError> {
-        self.call(PointKind::StoreRead, |state| Ok(work(&state.tables))).await
+        self.call((PointKind::StoreRead, "read"), |state| Ok(work(&state.tables))).await
     }
 
     async fn write<T>(
@@ -115,7 +126,7 @@ impl SimStore {
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
         let life = Arc::clone(&self.life);
-        self.call(PointKind::StoreWrite, move |state| {
+        self.call((PointKind::StoreWrite, what), move |state| {
             let planner = life.number;
             state.note(|| format!("planner {planner}: store: {what}"));
             let outcome = work(state);
@@ -294,7 +305,7 @@ impl Store for SimStore {
         now: Timestamp,
     ) -> Stored<'a, TakeEmptying> {
         Box::pin(self.write("take_over_emptying", move |state| {
-            state.tables.take_over_emptying(id, owner, lease_until, now)
+            state.tables.take_over_emptying(id, owner, lease_until, read_at(now))
         }))
     }
 
@@ -408,8 +419,9 @@ impl Store for SimStore {
     ) -> Stored<'a, TakeOver> {
         Box::pin(async move {
             self.transact("take_over", |state| {
+                let held = state.lease(id);
                 let known = state.tables.migrations.get(&id).map(|row| row.claim);
-                let mut taken = state.tables.take_over(id, owner, lease_until, now)?;
+                let mut taken = state.tables.take_over(id, owner, lease_until, read_at(now))?;
                 if let (TakeOver::Taken(row), Some(claim)) = (&mut taken, known)
                     && state.bugged(Bug::PlannerKeepsClaim)
                 {
@@ -417,6 +429,9 @@ impl Store for SimStore {
                     if let Some(known) = state.tables.migrations.get_mut(&id) {
                         known.claim = claim;
                     }
+                }
+                if let TakeOver::Taken(_) = &taken {
+                    state.check_lease(id, owner, held);
                 }
                 Ok(taken)
             })
@@ -434,6 +449,21 @@ impl Store for SimStore {
             self.write("renew_lease", |state| state.tables.renew_lease(row, owner, lease_until))
                 .await
         })
+    }
+
+    fn note_trouble<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        trouble: Option<&'a Trouble>,
+    ) -> Stored<'a, ()> {
+        // A note on the side: nobody decides by it.
+        self.life.world.with(|state| {
+            let known = state.tables.migrations.get_mut(&row.migration.id);
+            if let Some(known) = known.filter(|known| known.claim == row.claim) {
+                known.trouble = trouble.cloned();
+            }
+        });
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {
@@ -490,7 +520,8 @@ impl Store for SimStore {
         };
         Box::pin(async move {
             self.life.mistaken_commit(before, changes).await;
-            self.transact("commit", work).await
+            let moves = changes.iter().any(|change| change.event == Event::CommitAllowed);
+            self.transact(if moves { "commit" } else { "write" }, work).await
         })
     }
 
@@ -523,7 +554,12 @@ impl Store for SimStore {
         now: Timestamp,
     ) -> Stored<'a, TakePower> {
         Box::pin(self.transact("take_over_power", move |state| {
-            state.tables.take_over_power(id, owner, lease_until, now)
+            let held = state.lease(id);
+            let taken = state.tables.take_over_power(id, owner, lease_until, read_at(now));
+            if let Ok(TakePower::Taken(_)) = &taken {
+                state.check_lease(id, owner, held);
+            }
+            taken
         }))
     }
 

@@ -211,8 +211,9 @@ impl Weather {
         weather.store_max = if dice.chance(200) { dice.between(50, 3_000) } else { 2 };
         weather.blow_every = if dice.chance(800) { dice.between(300, 8_000) } else { 0 };
         weather.blows = BLOWS.into_iter().filter(|_| dice.chance(350)).collect();
-        // What hangs on a lost journal stays stuck: rare, or there would be little else to see.
-        if dice.chance(60) {
+        // What ran where a journal is lost is for a person to end: rare, or there would be little else
+        // to see.
+        if dice.chance(120) {
             weather.blows.push(Blow::Journal);
         }
         weather.planner_back = if dice.chance(300) { dice.between(6_000, 60_000) } else { 6_000 };
@@ -225,6 +226,8 @@ impl Weather {
         // A move that is made by hand is nobody's to end once its host is gone.
         if dice.chance(100) {
             weather.by_hand = u32::try_from(dice.between(1, 3)).unwrap_or(1);
+            // Nor does whoever makes one look for room.
+            weather.room = 4;
             weather.qemu_dies = 0;
             weather.channel_breaks = 0;
             weather.blows.retain(|blow| blow.spares_guests());

@@ -17,7 +17,7 @@ use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, PhaseLabel, S
 use crate::bugs::Bug;
 use crate::channel::Channel;
 use crate::dice::Dice;
-use crate::host::Host;
+use crate::host::{Host, Why};
 use crate::store::Tables;
 use crate::trace::{Detail, Trace};
 use crate::weather::Weather;
@@ -51,6 +51,8 @@ pub enum Invariant {
     NoOlderPast,
     /// I2: generations never go back, and no effect lands under an old one.
     Generations,
+    /// R2: a row is taken from a planner only once its lease has ended.
+    LeaseHolds,
     /// I3: no host is above its capacity, and nothing stays reserved.
     Capacity,
     /// I4: each migration ends, or is stuck with a named cause.
@@ -71,6 +73,7 @@ impl Invariant {
         Self::OneRuns,
         Self::NoOlderPast,
         Self::Generations,
+        Self::LeaseHolds,
         Self::Capacity,
         Self::Ends,
         Self::NotLost,
@@ -86,6 +89,7 @@ impl Invariant {
             Self::OneRuns => "I1 one runs",
             Self::NoOlderPast => "I1 no older past runs",
             Self::Generations => "I2 generations",
+            Self::LeaseHolds => "R2 a lease holds",
             Self::Capacity => "I3 capacity",
             Self::Ends => "I4 every migration ends",
             Self::NotLost => "I5 no guest is lost by a decision",
@@ -130,6 +134,10 @@ pub(crate) struct Guest {
     pub(crate) copy_lost_ms: Option<u64>,
     /// A planner went forward without the source, and nobody alive could know that it had run on.
     pub(crate) blindly: bool,
+    /// Why it last went on.
+    pub(crate) went_on: Why,
+    /// Where it was ended by a release that came before it was let go on elsewhere.
+    pub(crate) released_early: Option<HostId>,
     /// It turned itself off.
     pub(crate) off: bool,
     pub(crate) memory: Bytes,
@@ -192,7 +200,8 @@ pub(crate) struct Script {
     pub(crate) at: Vec<(PointKind, u64, Mishap)>,
     /// Rings when someone is to ask for a cancel.
     pub(crate) cancel: Arc<Notify>,
-    pub(crate) seen: BTreeMap<PointKind, u64>,
+    /// What was done at each point of a kind, in order.
+    pub(crate) done: BTreeMap<PointKind, Vec<&'static str>>,
 }
 
 /// Points that are counted.
@@ -233,6 +242,14 @@ pub enum Mishap {
     Late(u64),
     /// The agent ends right here.
     AgentDies,
+    /// The agent ends as the call arrives, having done nothing.
+    AgentDiesBefore,
+    /// The agent ends once the call was carried out, before it answers.
+    AgentDiesAfter,
+    /// The source's journal is lost right here, and its agent starts without.
+    SourceJournalLost,
+    /// The destination's journal is lost right here, and its agent starts without.
+    DestinationJournalLost,
     /// The source's QEMU is killed right here.
     SourceQemuDies,
     /// The destination's QEMU is killed right here.
@@ -264,6 +281,10 @@ pub struct Counts {
     pub qemu_deaths: u64,
     /// Crashes of hosts.
     pub host_crashes: u64,
+    /// Journals lost.
+    pub journals_lost: u64,
+    /// Journals that a planner seeded again.
+    pub journals_seeded: u64,
     /// Guests that went on from an older past because whoever saw the source run on was dead.
     pub unknowable: u64,
     /// Times that a planner's machine stood still.
@@ -379,17 +400,18 @@ impl State {
         simulated::true_us().unwrap_or(EPOCH_US).saturating_add_signed(skew) / 1000
     }
 
-    /// Counts a point of a kind, and says what a directed test wants to happen there.
-    pub(crate) fn point(&mut self, kind: PointKind) -> Option<Mishap> {
+    /// Counts a point of a kind, at which something is done, and says what a directed test wants to
+    /// happen there.
+    pub(crate) fn point(&mut self, kind: PointKind, what: &'static str) -> Option<Mishap> {
         self.counts.steps += 1;
         self.check_step();
-        let seen = self.script.seen.entry(kind).or_default();
-        *seen += 1;
-        let count = *seen;
+        let done = self.script.done.entry(kind).or_default();
+        done.push(what);
+        let count = u64::try_from(done.len()).unwrap_or(u64::MAX);
         let mut at = self.script.at.iter();
         let mishap = at.find(|at| (at.0, at.1) == (kind, count)).map(|at| at.2);
         if let Some(mishap) = mishap {
-            self.note(|| format!("mishap at {kind:?} {count}: {mishap:?}"));
+            self.note(|| format!("mishap at {kind:?} {count} ({what}): {mishap:?}"));
         }
         mishap
     }
@@ -412,11 +434,17 @@ impl State {
 pub(crate) struct World {
     state: Arc<Mutex<State>>,
     tasks: TaskTracker,
+    /// What is being asked for, as long as nobody has answered.
+    asks: TaskTracker,
 }
 
 impl World {
     pub(crate) fn new(state: State) -> Self {
-        Self { state: Arc::new(Mutex::new(state)), tasks: TaskTracker::new() }
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            tasks: TaskTracker::new(),
+            asks: TaskTracker::new(),
+        }
     }
 
     /// Changes or reads the world; nothing else happens meanwhile.
@@ -427,6 +455,16 @@ impl World {
     /// Lets something happen beside everything else.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
+    }
+
+    /// Lets someone ask for something.
+    pub(crate) fn spawn_ask(&self, ask: impl Future<Output = ()> + Send + 'static) {
+        self.asks.spawn(ask);
+    }
+
+    /// Says whether anyone waits for an answer to what was asked for.
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.asks.is_empty()
     }
 
     pub(crate) fn note(&self, line: impl FnOnce() -> String) {
@@ -453,6 +491,8 @@ impl Counts {
             agent_deaths,
             qemu_deaths,
             host_crashes,
+            journals_lost,
+            journals_seeded,
             unknowable,
             freezes,
             store_failures,
@@ -469,6 +509,8 @@ impl Counts {
             (&mut self.agent_deaths, agent_deaths),
             (&mut self.qemu_deaths, qemu_deaths),
             (&mut self.host_crashes, host_crashes),
+            (&mut self.journals_lost, journals_lost),
+            (&mut self.journals_seeded, journals_seeded),
             (&mut self.unknowable, unknowable),
             (&mut self.freezes, freezes),
             (&mut self.store_failures, store_failures),

@@ -1,14 +1,19 @@
-//! One move, and one thing that goes wrong at each point in turn.
+//! One move, start or stop, and one thing that goes wrong at each point in turn.
 
 #![expect(clippy::print_stdout, clippy::panic, reason = "what helps a test fails as the test does")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use vmferry_planner_core::migration::{Effect, GoneProof, Listener, ProofKind};
 use vmferry_sim::schedule::{Asked, Outcome, Schedule};
 use vmferry_sim::trace::Detail;
 use vmferry_sim::world::{Mishap, PointKind};
+use vmferry_types::Timestamp;
 
 type Mishaps = Vec<(PointKind, u64, Mishap)>;
+
+/// What is done at a point, and what goes wrong there.
+type Covered = BTreeSet<(&'static str, String)>;
 
 /// Runs one move, start or stop with mishaps, and shows its history if it breaks anything.
 fn holds(asked: Asked, mishaps: &[(PointKind, u64, Mishap)]) -> Outcome {
@@ -24,17 +29,21 @@ fn holds(asked: Asked, mishaps: &[(PointKind, u64, Mishap)]) -> Outcome {
     outcome
 }
 
-/// How many points of a kind a run comes to.
-fn points(outcome: &Outcome, kind: PointKind) -> u64 {
-    outcome.points.get(&kind).copied().unwrap_or(0)
+/// What a run does at its points of a kind.
+fn points(outcome: &Outcome, kind: PointKind) -> &[&'static str] {
+    outcome.points.get(&kind).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Every point of a kind in a run, with a mishap.
+fn each(outcome: &Outcome, kind: PointKind, mishap: Mishap) -> impl Iterator<Item = Mishaps> {
+    let count = points(outcome, kind).len() as u64;
+    (1..=count).map(move |at| vec![(kind, at, mishap)])
 }
 
 /// Ways that what is asked for can take, one for each set of commands that a single accident leads
 /// to.
 fn ways(asked: Asked) -> Vec<(Mishaps, Outcome)> {
     let plain = holds(asked, &[]);
-    let (steps, commands) =
-        (points(&plain, PointKind::QemuStep), points(&plain, PointKind::Command));
     let mut candidates: Vec<Mishaps> = vec![Vec::new()];
     for accident in [
         Mishap::ChannelBreaks,
@@ -43,9 +52,9 @@ fn ways(asked: Asked) -> Vec<(Mishaps, Outcome)> {
         Mishap::SourceFreezes,
         Mishap::Cancel,
     ] {
-        candidates.extend((1..=steps).map(|at| vec![(PointKind::QemuStep, at, accident)]));
+        candidates.extend(each(&plain, PointKind::QemuStep, accident));
     }
-    candidates.extend((1..=commands).map(|at| vec![(PointKind::Command, at, Mishap::Cancel)]));
+    candidates.extend(each(&plain, PointKind::Command, Mishap::Cancel));
     let mut known: BTreeSet<String> = BTreeSet::new();
     let mut ways = Vec::new();
     for mishaps in candidates {
@@ -59,179 +68,223 @@ fn ways(asked: Asked) -> Vec<(Mishaps, Outcome)> {
     ways
 }
 
-/// Runs every way with one more mishap at each of its points of a kind.
-fn at_every_point(asked: Asked, kind: PointKind, mishaps: &[Mishap]) {
+/// Runs every way with one more mishap at each of its points of a kind; returns what was covered.
+fn at_every_point(asked: Asked, kind: PointKind, mishaps: &[Mishap]) -> Covered {
+    let mut covered = Covered::new();
     for (way, outcome) in ways(asked) {
-        for at in 1..=points(&outcome, kind) {
-            for mishap in mishaps {
-                let mut both = way.clone();
-                both.push((kind, at, *mishap));
+        for mishap in mishaps {
+            for (more, what) in each(&outcome, kind, *mishap).zip(points(&outcome, kind)) {
+                let both: Mishaps = way.iter().copied().chain(more).collect();
                 holds(asked, &both);
+                covered.insert((what, format!("{mishap:?}")));
             }
         }
     }
+    covered
 }
 
-const FAILURES: [Mishap; 3] = [Mishap::RequestLost, Mishap::AnswerLost, Mishap::Refused];
-const REPEATS: [Mishap; 3] = [Mishap::Doubled, Mishap::DoubledLate(50), Mishap::DoubledLate(2_000)];
-const LATE: [Mishap; 3] = [Mishap::Late(200), Mishap::Late(40_000), Mishap::DoubledLate(60_000)];
-const PLANNER_DIES: [Mishap; 2] = [Mishap::PlannerDiesBefore, Mishap::PlannerDiesAfter];
+/// All that can become of a command on its way to an agent, and back.
+const COMMAND: [Mishap; 12] = [
+    Mishap::Refused,
+    Mishap::RequestLost,
+    Mishap::AnswerLost,
+    Mishap::Doubled,
+    Mishap::DoubledLate(50),
+    Mishap::DoubledLate(60_000),
+    Mishap::Late(200),
+    Mishap::Late(40_000),
+    Mishap::AgentDiesBefore,
+    Mishap::AgentDiesAfter,
+    Mishap::PlannerDiesBefore,
+    Mishap::PlannerDiesAfter,
+];
+/// All that can become of a transaction: it fails, it fails to say that it did not, it is slow, or
+/// the planner ends and another one does it again.
+const TRANSACTION: [Mishap; 5] = [
+    Mishap::Refused,
+    Mishap::AnswerLost,
+    Mishap::Late(12_000),
+    Mishap::PlannerDiesBefore,
+    Mishap::PlannerDiesAfter,
+];
+const DIES: [Mishap; 3] = [Mishap::AgentDies, Mishap::SourceQemuDies, Mishap::DestinationQemuDies];
 const HOSTS_DIE: [Mishap; 2] = [Mishap::SourceHostDies, Mishap::DestinationHostDies];
-const QEMUS_DIE: [Mishap; 2] = [Mishap::SourceQemuDies, Mishap::DestinationQemuDies];
+const BREAKS: [Mishap; 5] = [
+    Mishap::ChannelBreaks,
+    Mishap::SourceFreezes,
+    Mishap::Cancel,
+    Mishap::SourceHostDies,
+    Mishap::DestinationHostDies,
+];
+/// Every method there is: precopy, snapshot, and the one that becomes the other.
+const MOVES: [Asked; 3] = [Asked::Move, Asked::MoveHeld, Asked::MoveSomehow];
 /// A start and both kinds of stops.
 const POWER: [Asked; 3] = [Asked::Start, Asked::PowerDown, Asked::Quit];
 
-fn commands_of(all: &[Asked]) -> Vec<&'static str> {
-    let mut commands: BTreeMap<&str, u64> = BTreeMap::new();
-    for (_, outcome) in all.iter().flat_map(|asked| ways(*asked)) {
-        for (name, count) in outcome.counts.commands {
-            *commands.entry(name).or_default() += count;
+/// Who carries an effect out.
+enum By {
+    Agent,
+    /// The planner itself, in one of its transactions.
+    Store(&'static str),
+}
+
+/// Says who carries an effect out: each new one has to be named here.
+const fn by(effect: &Effect) -> By {
+    match effect {
+        Effect::TryAdmit => By::Store("grant"),
+        Effect::Commit => By::Store("commit"),
+        Effect::ArmReceiver
+        | Effect::HoldGuest
+        | Effect::StartTransfer { .. }
+        | Effect::OrderSwitchover
+        | Effect::KillSource { .. }
+        | Effect::ContinueDestination
+        | Effect::ReleaseSource
+        | Effect::CancelTransfer { .. }
+        | Effect::DestroyReceiver { .. }
+        | Effect::ResumeSource { .. } => By::Agent,
+    }
+}
+
+/// Returns the effect that comes after another in [`every_effect`]: each new one has to be put in.
+fn after(effect: &Effect) -> Option<Effect> {
+    let cause = String::new;
+    Some(match effect {
+        Effect::TryAdmit => Effect::ArmReceiver,
+        Effect::ArmReceiver => Effect::HoldGuest,
+        Effect::HoldGuest => {
+            let listener = Listener { address: String::new(), port: 0 };
+            Effect::StartTransfer { listener }
+        }
+        Effect::StartTransfer { .. } => Effect::OrderSwitchover,
+        Effect::OrderSwitchover => Effect::KillSource { cause: cause() },
+        Effect::KillSource { .. } => Effect::Commit,
+        Effect::Commit => Effect::ContinueDestination,
+        Effect::ContinueDestination => Effect::ReleaseSource,
+        Effect::ReleaseSource => Effect::CancelTransfer { cause: cause() },
+        Effect::CancelTransfer { .. } => Effect::DestroyReceiver { cause: cause() },
+        Effect::DestroyReceiver { .. } => Effect::ResumeSource { proof: some_proof() },
+        Effect::ResumeSource { .. } => return None,
+    })
+}
+
+fn some_proof() -> GoneProof {
+    GoneProof {
+        kind: ProofKind::ExitRecord,
+        host: "b".parse().unwrap(),
+        boot_id: String::new(),
+        pid: 0,
+        start_time: 0,
+        ended: String::new(),
+        at: Timestamp(0),
+        stderr_tail: String::new(),
+    }
+}
+
+fn every_effect() -> Vec<Effect> {
+    std::iter::successors(Some(Effect::TryAdmit), after).collect()
+}
+
+/// Asserts that each effect that a move may owe was hit by each mishap.
+fn assert_complete(covered: &Covered, mishaps: &[Mishap], effects: &[&'static str]) {
+    for effect in effects {
+        for mishap in mishaps {
+            let pair = (*effect, format!("{mishap:?}"));
+            assert!(covered.contains(&pair), "{effect} never meets {mishap:?}: {covered:?}");
         }
     }
-    commands.into_keys().collect()
+}
+
+/// The commands that a move of a kind may lead to.
+fn commands_of(asked: Asked) -> Vec<&'static str> {
+    let agents = every_effect();
+    let agents = agents.iter().filter(|effect| matches!(by(effect), By::Agent));
+    let all: Vec<&'static str> = agents.map(Effect::label).collect();
+    match asked {
+        // Its guest is never held.
+        Asked::Move => all.into_iter().filter(|name| *name != "hold_guest").collect(),
+        Asked::MoveHeld | Asked::MoveSomehow | Asked::MoveQueued => all,
+        Asked::Start => vec!["start_vm"],
+        Asked::PowerDown | Asked::Quit => vec!["stop_vm"],
+    }
+}
+
+/// What befalls one command of what is asked for, whichever way that goes.
+fn every_command_meets(asked: Asked, mishaps: &[Mishap]) {
+    let covered = at_every_point(asked, PointKind::Command, mishaps);
+    assert_complete(&covered, mishaps, &commands_of(asked));
 }
 
 #[test]
-fn the_ways_ask_for_every_effect() {
-    let all = [
-        Asked::Move,
-        Asked::MoveHeld,
-        Asked::MoveSomehow,
-        Asked::Start,
-        Asked::PowerDown,
-        Asked::Quit,
-    ];
-    assert_eq!(
-        commands_of(&all),
-        [
-            "arm_receiver",
-            "cancel_transfer",
-            "continue_destination",
-            "destroy_receiver",
-            "hold_guest",
-            "kill_source",
-            "order_switchover",
-            "release_source",
-            "resume_source",
-            "start_transfer",
-            "start_vm",
-            "stop_vm",
-        ]
-    );
+fn every_effect_of_a_precopy_may_fail_repeat_come_late_or_be_the_last() {
+    every_command_meets(Asked::Move, &COMMAND);
 }
 
 #[test]
-fn every_effect_may_fail() {
-    at_every_point(Asked::Move, PointKind::Command, &FAILURES);
+fn every_effect_of_a_held_move_may_fail_repeat_come_late_or_be_the_last() {
+    every_command_meets(Asked::MoveHeld, &COMMAND);
 }
 
 #[test]
-fn every_effect_may_repeat() {
-    at_every_point(Asked::Move, PointKind::Command, &REPEATS);
+fn every_effect_may_fail_or_repeat_while_a_live_move_becomes_a_held_one() {
+    every_command_meets(Asked::MoveSomehow, &COMMAND[..6]);
 }
 
 #[test]
-fn every_effect_may_come_late() {
-    at_every_point(Asked::Move, PointKind::Command, &LATE);
+fn every_effect_may_come_late_or_be_the_last_while_a_live_move_becomes_a_held_one() {
+    every_command_meets(Asked::MoveSomehow, &COMMAND[6..]);
 }
 
 #[test]
-fn a_planner_may_die_at_every_command() {
-    at_every_point(Asked::Move, PointKind::Command, &PLANNER_DIES);
-}
-
-#[test]
-fn a_planner_may_die_around_every_write_of_its_store() {
-    at_every_point(Asked::Move, PointKind::StoreWrite, &PLANNER_DIES);
-}
-
-#[test]
-fn an_agent_may_die_at_every_step() {
-    at_every_point(Asked::Move, PointKind::AgentStep, &[Mishap::AgentDies]);
-}
-
-#[test]
-fn a_source_may_die_at_every_step_of_an_agent() {
-    at_every_point(Asked::Move, PointKind::AgentStep, &[Mishap::SourceQemuDies]);
-}
-
-#[test]
-fn a_receiver_may_die_at_every_step_of_an_agent() {
-    at_every_point(Asked::Move, PointKind::AgentStep, &[Mishap::DestinationQemuDies]);
-}
-
-#[test]
-fn a_channel_may_break_at_every_step_of_a_transfer() {
-    at_every_point(Asked::Move, PointKind::QemuStep, &[Mishap::ChannelBreaks]);
-    at_every_point(Asked::Move, PointKind::Command, &[Mishap::ChannelBreaks]);
-}
-
-#[test]
-fn a_host_may_crash_at_every_step_of_a_transfer() {
-    at_every_point(Asked::Move, PointKind::QemuStep, &HOSTS_DIE);
-}
-
-#[test]
-fn every_effect_of_a_held_move_may_fail() {
-    at_every_point(Asked::MoveHeld, PointKind::Command, &FAILURES);
-}
-
-#[test]
-fn every_effect_of_a_held_move_may_repeat_or_come_late() {
-    at_every_point(Asked::MoveHeld, PointKind::Command, &REPEATS);
-    at_every_point(Asked::MoveHeld, PointKind::Command, &LATE);
-}
-
-#[test]
-fn a_planner_may_die_at_every_command_and_write_of_a_held_move() {
-    at_every_point(Asked::MoveHeld, PointKind::Command, &PLANNER_DIES);
-    at_every_point(Asked::MoveHeld, PointKind::StoreWrite, &PLANNER_DIES);
-}
-
-#[test]
-fn an_agent_may_die_at_every_step_of_a_held_move() {
-    at_every_point(Asked::MoveHeld, PointKind::AgentStep, &[Mishap::AgentDies]);
-}
-
-#[test]
-fn a_qemu_may_die_at_every_step_of_a_held_move() {
-    at_every_point(Asked::MoveHeld, PointKind::AgentStep, &QEMUS_DIE);
-}
-
-#[test]
-fn a_channel_or_a_host_may_break_at_every_step_of_a_held_transfer() {
-    at_every_point(Asked::MoveHeld, PointKind::QemuStep, &[Mishap::ChannelBreaks]);
-    at_every_point(Asked::MoveHeld, PointKind::QemuStep, &HOSTS_DIE);
-}
-
-#[test]
-fn every_effect_may_fail_and_repeat_while_a_live_move_becomes_a_held_one() {
-    at_every_point(Asked::MoveSomehow, PointKind::Command, &[Mishap::AnswerLost, Mishap::Refused]);
-    at_every_point(Asked::MoveSomehow, PointKind::Command, &[Mishap::Doubled]);
-}
-
-#[test]
-fn every_start_and_stop_may_fail_repeat_or_come_late() {
+fn every_start_and_stop_may_fail_repeat_come_late_or_be_the_last() {
     for asked in POWER {
-        at_every_point(asked, PointKind::Command, &FAILURES);
-        at_every_point(asked, PointKind::Command, &REPEATS);
-        at_every_point(asked, PointKind::Command, &LATE);
+        every_command_meets(asked, &COMMAND);
     }
 }
 
 #[test]
-fn a_planner_may_die_anywhere_in_a_start_or_stop() {
-    for asked in POWER {
-        at_every_point(asked, PointKind::Command, &PLANNER_DIES);
-        at_every_point(asked, PointKind::StoreWrite, &PLANNER_DIES);
+fn every_transaction_may_fail_be_slow_or_be_the_last() {
+    let mut covered = Covered::new();
+    for asked in MOVES.into_iter().chain(POWER).chain([Asked::MoveQueued]) {
+        covered.extend(at_every_point(asked, PointKind::StoreWrite, &TRANSACTION));
     }
+    let own: Vec<&'static str> = every_effect()
+        .iter()
+        .filter_map(|effect| match by(effect) {
+            By::Store(what) => Some(what),
+            By::Agent => None,
+        })
+        .collect();
+    assert_complete(&covered, &TRANSACTION, &own);
 }
 
 #[test]
-fn an_agent_a_qemu_or_a_host_may_die_at_every_step_of_a_start_or_stop() {
+fn an_agent_or_a_qemu_may_die_at_every_step_of_a_precopy() {
+    at_every_point(Asked::Move, PointKind::AgentStep, &DIES);
+}
+
+#[test]
+fn an_agent_or_a_qemu_may_die_at_every_step_of_a_held_move() {
+    at_every_point(Asked::MoveHeld, PointKind::AgentStep, &DIES);
+}
+
+#[test]
+fn an_agent_may_die_at_every_step_while_a_live_move_becomes_a_held_one() {
+    at_every_point(Asked::MoveSomehow, PointKind::AgentStep, &[Mishap::AgentDies]);
+}
+
+#[test]
+fn anything_may_die_at_every_step_of_a_start_or_stop() {
     for asked in POWER {
-        at_every_point(asked, PointKind::AgentStep, &[Mishap::AgentDies]);
-        at_every_point(asked, PointKind::AgentStep, &QEMUS_DIE);
+        at_every_point(asked, PointKind::AgentStep, &DIES);
         at_every_point(asked, PointKind::AgentStep, &HOSTS_DIE);
+    }
+}
+
+#[test]
+fn a_transfer_may_break_at_each_of_its_steps() {
+    for asked in MOVES {
+        at_every_point(asked, PointKind::QemuStep, &BREAKS);
+        at_every_point(asked, PointKind::Command, &[Mishap::ChannelBreaks]);
     }
 }

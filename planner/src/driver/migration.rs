@@ -13,6 +13,7 @@ use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use vmferry_planner_core::evidence::{self, Seen, Sides, Times};
 use vmferry_planner_core::fleet::Demand;
 use vmferry_planner_core::migration::{Blocker, Effect, Event, Phase, Refusal, Side as End};
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_proto::v1::{ClaimRequest, ExecuteReply, SourceDescription};
 use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, Timestamp};
 
@@ -25,7 +26,7 @@ use crate::agents::{AgentError, Answer};
 use crate::clock;
 use crate::faults;
 use crate::planner::Planner;
-use crate::store::{Commit, Declaration, MigrationRow, StoreError, TakeOver};
+use crate::store::{Commit, Declaration, MigrationRow, Sharing, StoreError, TakeOver};
 use crate::telemetry::Chain;
 
 /// Time limits are looked at this often; nothing on the pause path waits for it.
@@ -433,6 +434,7 @@ impl<'a> Run<'a> {
         }
         self.lease_due = now + self.planner.lease_renewal();
         let (_, until) = self.planner.lease().await?;
+        self.share_trouble().await?;
         self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
     }
 
@@ -440,6 +442,20 @@ impl<'a> Run<'a> {
     async fn go_on(&mut self, sides: &Sides) -> Result<(), StoreError> {
         if self.has_link().await? {
             self.launch(sides);
+        }
+        Ok(())
+    }
+
+    /// Lets those who look at the row with another planner see what keeps it from going on.
+    async fn share_trouble(&mut self) -> Result<(), StoreError> {
+        if self.planner.store().sharing() == Sharing::Alone {
+            return Ok(());
+        }
+        let seen = self.planner.live.seen(self.row.migration.id).trouble;
+        let trouble = seen.map(|(text, since)| Trouble { text, since: Timestamp(since) });
+        if trouble != self.row.trouble {
+            self.planner.store().note_trouble(&self.row, trouble.as_ref()).await?;
+            self.row.trouble = trouble;
         }
         Ok(())
     }

@@ -70,6 +70,7 @@ macro_rules! store_contract {
             a_lease_keeps_others_away_until_it_ends,
             a_lease_that_reaches_further_than_one_can_keeps_nobody_away,
             a_planner_that_ends_lets_go_of_its_leases_only,
+            what_keeps_a_driver_is_read_by_others,
             the_clock_of_leases_goes_on,
             a_start_elsewhere_takes_the_next_generation,
             a_start_or_stop_ends_once_and_under_its_own_claim,

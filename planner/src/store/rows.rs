@@ -11,6 +11,7 @@ use vmferry_planner_core::lifecycle::cordon;
 use vmferry_planner_core::maintenance::{Crossing, PinsToSource};
 use vmferry_planner_core::migration::{Entry, Migration, Refusal};
 use vmferry_planner_core::queue::Priority;
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_proto::v1;
 use vmferry_types::{
     Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, Millis, PhaseLabel, PowerState, Seq,
@@ -402,6 +403,8 @@ pub struct MigrationRow {
     pub lease_owner: Option<String>,
     /// Until when nobody else may.
     pub lease_until: Timestamp,
+    /// What kept it from going on, as its driver saw it last.
+    pub trouble: Option<Trouble>,
     /// When it was opened, in microseconds since 1970.
     pub created_us: u64,
     /// When it last changed.

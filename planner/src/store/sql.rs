@@ -35,6 +35,7 @@ use vmferry_planner_core::fleet::Lifecycle;
 use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::queue::Ranking;
 use vmferry_planner_core::queue::slot::Limits;
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, HostId, MigrationId, Seq, Timestamp, VmId};
 
 use self::migration::Write;
@@ -445,6 +446,16 @@ impl Store for SqlStore {
         lease_until: Timestamp,
     ) -> Stored<'a, bool> {
         Box::pin(self.attempt("keep a lease", move || self.keep_lease(row, owner, lease_until)))
+    }
+
+    fn note_trouble<'a>(
+        &'a self,
+        row: &'a MigrationRow,
+        trouble: Option<&'a Trouble>,
+    ) -> Stored<'a, ()> {
+        Box::pin(
+            self.attempt("write what keeps a migration", move || self.write_trouble(row, trouble)),
+        )
     }
 
     fn release_leases<'a>(&'a self, owner: &'a str) -> Stored<'a, ()> {

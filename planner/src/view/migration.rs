@@ -207,6 +207,9 @@ pub fn stuck(row: &MigrationRow, live: &Seen) -> Option<Stuck> {
         .trouble
         .as_ref()
         .map(|(text, since)| Trouble { text: text.clone(), since: Timestamp(*since) });
+    // Another planner drives it: what keeps it from going on is known there.
+    let driven_here = live.source.is_some() || live.destination.is_some();
+    let trouble = trouble.or_else(|| row.trouble.clone().filter(|_| !driven_here));
     core_stuck(&row.migration, &sides(row, live), times, trouble.as_ref())
 }
 

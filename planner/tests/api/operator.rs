@@ -120,6 +120,7 @@ async fn a_source_found_dead_at_its_release_ends_done() {
     bench.world.fall_silent_at(RELEASE, Silence::Before);
     let asked = bench.migrate("web1", "b").await;
     bench.see(&asked.id, |migration| migration.phase == "attached").await;
+    until(|| bench.world.fell_silent()).await;
     bench.world.power_off("a");
     bench.planner.declare_host_dead(dead("a")).await.unwrap();
     let ended = bench.ended(&asked.id).await;
@@ -135,6 +136,7 @@ async fn a_destination_found_dead_after_the_commit_may_have_run_the_guest() {
     bench.world.fall_silent_at(CONTINUE, Silence::Before);
     let asked = bench.migrate("web1", "b").await;
     bench.see(&asked.id, |migration| migration.phase == "committed").await;
+    until(|| bench.world.fell_silent()).await;
     bench.world.power_off("b");
     bench.planner.declare_host_dead(dead("b")).await.unwrap();
     let ended = bench.ended(&asked.id).await;

@@ -157,6 +157,34 @@ async fn a_host_that_another_planner_hears_is_not_declared_dead() {
 }
 
 #[tokio::test]
+async fn what_keeps_a_driver_is_shown_by_a_planner_that_does_not_drive() {
+    let (one, two, _database) = two_planners().await;
+    one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.fall_silent_at(0, Silence::Before);
+    let asked = one.migrate("web1", "b").await;
+    let id = asked.id.parse().unwrap();
+    let store = two.planner.store();
+    let shared = async {
+        loop {
+            let row = store.migration(id).await.unwrap().unwrap();
+            if row.trouble.is_some() {
+                return row;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let mut row = tokio::time::timeout(std::time::Duration::from_secs(20), shared).await.unwrap();
+    // As somebody sees it who drives nothing, and comes by an hour later.
+    row.notes.entered_us = 0;
+    let stuck = vmferry_planner::view::stuck(&row, &vmferry_planner::live::Seen::default());
+    let cause = stuck.unwrap().cause;
+    assert!(cause.contains("agent of host b did not answer"), "{cause}");
+    one.world.all_answer();
+    assert_eq!(two.ended(&asked.id).await.phase, "done");
+}
+
+#[tokio::test]
 async fn a_cancel_by_another_planner_reaches_the_one_that_drives() {
     let (one, two, _database) = two_planners().await;
     let vm = one.start("web1", 1, "a").await;

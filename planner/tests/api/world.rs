@@ -190,6 +190,12 @@ impl World {
         self.with(|state| state.fall_silent_at = Some((state.commands.len() + nth, silence)));
     }
 
+    /// Says whether the agent that was to fall silent has done so. A host that is switched off before
+    /// gets no command any more, and another one would be struck in its place.
+    pub(crate) fn fell_silent(&self) -> bool {
+        self.with(|state| state.fall_silent_at.is_none())
+    }
+
     /// Makes every agent refuse a command, with the code given, as often as it comes.
     pub(crate) fn refuse(&self, command: &'static str, code: &'static str) {
         self.with(|state| state.refusals.insert(command, code));
@@ -475,6 +481,9 @@ impl World {
                 .fall_silent_at
                 .filter(|(nth, _)| *nth == state.commands.len())
                 .map(|(_, silence)| silence);
+            if silence.is_some() {
+                state.fall_silent_at = None;
+            }
             state.commands.push((host.clone(), name(action)));
             if silence == Some(Silence::Before) {
                 state.hosts.get_mut(host).unwrap().silent = true;

@@ -34,7 +34,11 @@ impl Victims {
 pub(super) fn cases() -> Vec<Case> {
     let case = |victims: Victims| {
         let name = format!("{}-killed-while-copying-goes-on", victims.label());
-        Case::new(name, Tier::Subset, move |cluster| Box::pin(while_copying(cluster, victims)))
+        let tier = match victims {
+            Victims::All => Tier::Subset,
+            Victims::Planner | Victims::SourceAgent | Victims::DestinationAgent => Tier::All,
+        };
+        Case::new(name, tier, move |cluster| Box::pin(while_copying(cluster, victims)))
     };
     Victims::EACH.into_iter().map(case).collect()
 }

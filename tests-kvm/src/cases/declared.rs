@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use vmferry_proto::v1::{GetMigrationRequest, Migration, StartVmRequest};
+use vmferry_proto::v1::{GetMigrationRequest, Migration, StartVmRequest, VmObservation};
 
 use super::cancel::start_endless;
 use super::{Case, MOVE_BOUND, Note, POINT_BOUND, Tier, move_vm, request};
 use crate::client::{End, describe, move_to};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestSpec;
 use crate::wait::{Holds, Level, let_pass, wait_for};
 
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         Case::new(
             "destination-host-dead-on-the-way-back-is-aborted-once-declared",
-            Tier::Subset,
+            Tier::All,
             |cluster| Box::pin(on_the_way_back(cluster)),
         ),
         Case::new("vm-of-a-dead-host-starts-elsewhere-once-declared", Tier::Subset, |cluster| {
@@ -66,6 +66,23 @@ async fn come_back(cluster: &mut Cluster<'_>, host: &str) -> Result<()> {
     cluster.wait_ready().await
 }
 
+/// A host that is back after it was declared dead has nothing of the VM but what its journal says,
+/// and lists that: nobody drives anything there any more.
+async fn expect_left_behind(cluster: &Cluster<'_>, vm: &GuestVm, host: &str) -> Result<()> {
+    let gone = |seen: &VmObservation| seen.gone.is_some();
+    cluster.clients.wait_observation(host, vm, POINT_BOUND, gone).await?;
+    let id = vm.uuid.to_string();
+    wait_for("the host to list what is left there", POINT_BOUND, || async {
+        let hosts = cluster.clients.hosts().await?;
+        let left = hosts.iter().find(|there| there.id == host).map(|there| &there.orphans);
+        let listed = left.is_some_and(|left| {
+            left.iter().any(|orphan| orphan.vm_id == id && orphan.kind == "journal")
+        });
+        Ok(Level::from_condition(Holds::from(listed), || format!("{left:?}")))
+    })
+    .await
+}
+
 async fn at_release(cluster: &mut Cluster<'_>) -> Result<Note> {
     let vm = cluster.start_vm(&GuestSpec::rom("survivor"), "a").await?;
     cluster.planner.faults.hold("after_commit.attached")?;
@@ -78,7 +95,8 @@ async fn at_release(cluster: &mut Cluster<'_>) -> Result<Note> {
     declare(cluster, "a").await?;
     let done = cluster.clients.expect_end(&id, End::Done, MOVE_BOUND).await?;
     come_back(cluster, "a").await?;
-    cluster.expect_running(&vm, "b").await?;
+    expect_left_behind(cluster, &vm, "a").await?;
+    move_vm(cluster, &vm, "a").await?;
     Ok(format!("generation {}", done.generation))
 }
 
@@ -117,7 +135,8 @@ async fn without_a_move(cluster: &mut Cluster<'_>) -> Result<Note> {
     cluster.clients.planner().start_vm(elsewhere).await.context("start it elsewhere")?;
     vm.serial.wait_ticks(10, MOVE_BOUND).await?;
     come_back(cluster, "a").await?;
-    cluster.expect_running(&vm, "b").await?;
+    expect_left_behind(cluster, &vm, "a").await?;
+    move_vm(cluster, &vm, "a").await?;
     Ok(lost.error)
 }
 

@@ -22,7 +22,7 @@ const HELD: &str = "after_commit.held";
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("held-move-loses-nothing", Tier::Subset, |cluster| Box::pin(asked_for(cluster))),
-        Case::new("live-move-that-cannot-converge-goes-on-held", Tier::Subset, |cluster| {
+        Case::new("live-move-that-cannot-converge-goes-on-held", Tier::All, |cluster| {
             Box::pin(downgraded(cluster))
         }),
         Case::new(
@@ -32,12 +32,12 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         Case::new(
             "cancel-of-a-move-that-became-a-held-one-keeps-the-guest",
-            Tier::Subset,
+            Tier::All,
             |cluster| Box::pin(cancelled(cluster)),
         ),
         Case::new(
             "agent-killed-while-its-guest-is-held-keeps-it-still-and-goes-on",
-            Tier::Subset,
+            Tier::All,
             |cluster| Box::pin(agent_killed(cluster)),
         ),
         Case::new("planner-away-while-the-guest-is-held-is-aborted", Tier::All, |cluster| {

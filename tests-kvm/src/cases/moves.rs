@@ -22,10 +22,10 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("dirtying-guest-with-a-raw-disk-moves", Tier::Subset, |cluster| {
             Box::pin(with_disk(cluster, "pc", "raw"))
         }),
-        Case::new("dirtying-guest-with-a-qcow2-disk-moves", Tier::Subset, |cluster| {
+        Case::new("dirtying-guest-with-a-qcow2-disk-moves", Tier::All, |cluster| {
             Box::pin(with_disk(cluster, "q35", "qcow2"))
         }),
-        Case::new("guest-goes-there-and-back-five-times", Tier::Subset, |cluster| {
+        Case::new("guest-goes-there-and-back-five-times", Tier::All, |cluster| {
             Box::pin(there_and_back(cluster))
         }),
         Case::new("two-guests-cross", Tier::Subset, |cluster| Box::pin(cross(cluster))),

@@ -65,10 +65,9 @@ async fn command_line(cluster: &mut Cluster<'_>) -> Result<Note> {
     Ok(Note::new())
 }
 
-/// Finds the first `id` in a list, whether it stands alone or under a name.
+/// Finds the `id` of the first migration in a list of them.
 fn first_id(list: &Value) -> Option<String> {
-    let rows = list.as_array().or_else(|| list.as_object()?.values().find_map(Value::as_array))?;
-    rows.first()?["id"].as_str().map(str::to_owned)
+    list["migrations"][0]["id"].as_str().map(str::to_owned)
 }
 
 async fn over_rest(cluster: &mut Cluster<'_>) -> Result<Note> {

@@ -51,12 +51,19 @@ const HANGS: Shown = Shown::Simulated(
 
 /// Returns each transition of the machine.
 #[must_use]
-#[rustfmt::skip] // A list is read by lines.
 pub fn all() -> Vec<Edge> {
+    EDGES.to_vec()
+}
+
+const fn edge(from: &'static str, to: &'static str, shown: Shown) -> Edge {
+    Edge { from, to, shown }
+}
+
+#[rustfmt::skip] // A list is read by lines.
+const EDGES: &[Edge] = {
     use Scenario as S;
     use Shown::{Around, Case, Through};
-    let edge = |from, to, shown| Edge { from, to, shown };
-    vec![
+    &[
         edge("queued", "arming", Around(S::Queue, "admitted")),
         edge("queued", "queued", Around(S::Queue, "queued")),
         edge("queued", "aborted", Around(S::QueueCancel, "aborted")),
@@ -162,7 +169,7 @@ pub fn all() -> Vec<Edge> {
         edge("failed +source", "failed", Through("sqlite/move/after-attached/receiver-qemu")),
         edge("failed +human", "failed +source", RAN),
     ]
-}
+};
 
 /// Fault points that no cell comes to, and why.
 pub const POINTS_ELSEWHERE: [(&str, &str); 2] = [

@@ -1,5 +1,7 @@
 //! Writing the matrix down for people.
 
+mod transitions;
+
 use std::collections::BTreeMap;
 
 use super::scenario::Scenario;
@@ -31,7 +33,9 @@ pub fn markdown(stores: &[Store], verdicts: &[Verdict], about: &Circumstances) -
     for store in stores {
         text.push_str(&grid(*store, &by_name));
     }
+    text.push_str(&transitions::either(stores, &by_name));
     text.push_str(&never());
+    text.push_str(&transitions::transitions());
     for store in stores {
         text.push_str(&evidence(*store, &by_name));
     }

@@ -286,7 +286,7 @@ async fn start(cluster: &mut Cluster<'_>, spec: &GuestSpec) -> Result<Arc<GuestV
 }
 
 /// Returns a request to pull a VM's plug.
-pub(super) fn stop(vm: &GuestVm) -> StopVmRequest {
+pub(crate) fn stop(vm: &GuestVm) -> StopVmRequest {
     StopVmRequest {
         vm: vm.uuid.to_string(),
         how: "quit".into(),

@@ -8,7 +8,7 @@ use vmferry_types::{HostId, VmId};
 use super::learn::Judged;
 use super::{Agent, Refusal};
 use crate::fence::Word;
-use crate::host::{Killer, short};
+use crate::host::{Killer, Why, short};
 use crate::journal::{Cont, Ended, Part, Process};
 use crate::qemu::Resumes;
 use crate::world::{Invariant, PointKind, State};
@@ -43,7 +43,7 @@ impl Agent {
             Action::ArmReceiver(_) => self.arm(vm, word).await,
             Action::StartTransfer(start) => self.start_transfer(vm, word, &start).await,
             Action::OrderSwitchover(_) => self.order(vm).await,
-            Action::CancelTransfer(cancel) => self.cancel(vm, &cancel.cause).await,
+            Action::CancelTransfer(cancel) => self.cancel(vm, word, &cancel.cause).await,
             Action::ResumeSource(resume) => self.resume(vm, word, resume.receiver_gone).await,
             Action::ContinueDestination(_) => self.go_on(vm, word).await,
             Action::DestroyReceiver(_) => self.destroy(vm, word).await,
@@ -169,8 +169,8 @@ impl Agent {
 
 impl State {
     /// `cont`, with what QEMU makes of it.
-    pub(crate) fn cont(&mut self, host: &HostId, pid: u32, why: &str) -> Result<(), Refusal> {
-        if let Some(mishap) = self.point(PointKind::QemuStep) {
+    pub(crate) fn cont(&mut self, host: &HostId, pid: u32, why: Why) -> Result<(), Refusal> {
+        if let Some(mishap) = self.point(PointKind::QemuStep, "cont") {
             self.strike(mishap);
         }
         let Some(qemu) = self.qemu_mut(host, pid) else {
@@ -204,6 +204,25 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+    }
+}
+
+/// Says whether a guest may run by this command that did not before.
+pub(super) const fn lets_run(action: &Action) -> bool {
+    match action {
+        Action::StartVm(_)
+        | Action::ArmReceiver(_)
+        | Action::StartTransfer(_)
+        | Action::OrderSwitchover(_)
+        | Action::CancelTransfer(_)
+        | Action::ResumeSource(_)
+        | Action::ContinueDestination(_) => true,
+        Action::StopVm(_)
+        | Action::HoldGuest(_)
+        | Action::DestroyReceiver(_)
+        | Action::ReleaseSource(_)
+        | Action::KillSource(_)
+        | Action::ForgetVm(_) => false,
     }
 }
 

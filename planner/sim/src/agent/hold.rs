@@ -2,10 +2,11 @@
 
 use vmferry_planner_core::evidence::RunState;
 use vmferry_proto::v1;
-use vmferry_types::VmId;
+use vmferry_types::{MigrationId, VmId};
 
 use super::{Agent, Refusal};
 use crate::fence::Word;
+use crate::host::Why;
 use crate::journal::{Issue, Order, Outgoing, Part};
 use crate::world::PointKind;
 
@@ -40,7 +41,7 @@ impl Agent {
         }
         self.step().await;
         self.world.with(|state| {
-            if let Some(mishap) = state.point(PointKind::QemuStep) {
+            if let Some(mishap) = state.point(PointKind::QemuStep, "stop") {
                 state.strike(mishap);
             }
             state.stop_vcpus(&self.host, pid, RunState::Paused);
@@ -50,14 +51,14 @@ impl Agent {
     }
 
     /// Notes that an unordered transfer, or a hold before one, is given up.
-    pub(super) fn gives_up(&self, vm: VmId, cause: String) {
+    pub(super) fn gives_up(&self, vm: VmId, migration: MigrationId, cause: String) {
         self.write(vm, |record| {
-            let Some(migration) = record.fence.migration else { return };
-            if let Some(sent) = record.outgoing_mut() {
+            let Part::Running { outgoing, .. } = &mut record.part else { return };
+            if let Some(sent) = outgoing.as_mut().filter(|sent| sent.migration == migration) {
                 if sent.order == Order::Open {
                     sent.order = Order::GaveUp(cause);
                 }
-            } else if let Part::Running { outgoing, .. } = &mut record.part {
+            } else {
                 *outgoing = Some(Outgoing {
                     migration,
                     before: crate::qemu::Snapshot::default(),
@@ -78,7 +79,7 @@ impl Agent {
         self.step().await;
         let run = self.world.with(|state| state.qemu(&self.host, pid).map(|qemu| qemu.run));
         if run == Some(RunState::Paused) {
-            self.world.with(|state| state.cont(&self.host, pid, "let go on"))?;
+            self.world.with(|state| state.cont(&self.host, pid, Why::LetGo))?;
         }
         self.step().await;
         self.write(vm, |record| {

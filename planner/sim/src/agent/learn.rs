@@ -8,6 +8,7 @@ use vmferry_types::{HostId, VmId};
 
 use super::{Agent, Refusal};
 use crate::bugs::Bug;
+use crate::host::Why;
 use crate::journal::Process;
 use crate::world::{State, World};
 
@@ -72,6 +73,18 @@ impl State {
 }
 
 impl Agent {
+    /// Refuses where a process of the VM runs that the journal does not know.
+    pub(super) fn alone(&self, vm: VmId) -> Result<(), Refusal> {
+        let stranger = self.world.with(|state| {
+            let trusts = state.bugged(Bug::AgentTrustsLostJournal);
+            !trusts && state.host(&self.host).is_some_and(|host| host.has_stranger(vm))
+        });
+        if stranger {
+            return Err(Refusal::new("wrong_state", "a QEMU of this VM runs that is not known"));
+        }
+        Ok(())
+    }
+
     /// Refuses what may not be done before the agent knows what runs.
     pub(super) fn ready(&self, vm: VmId) -> Result<(), Refusal> {
         self.world.with(|state| {
@@ -122,7 +135,7 @@ impl Agent {
                 host.qemus.values().find(still).map(|qemu| qemu.pid)
             });
             if let Some(pid) = pid {
-                drop(state.cont(&self.host, pid, "by itself"));
+                drop(state.cont(&self.host, pid, Why::Unasked));
             }
         });
     }

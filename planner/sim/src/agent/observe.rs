@@ -46,7 +46,8 @@ impl State {
         });
         let at_ms = self.wall_ms(host);
         let Some(there) = self.host(host) else { return v1::VmObservation::default() };
-        let lost = there.journal.lost && !self.bugged(Bug::AgentTrustsLostJournal);
+        let trusts = self.bugged(Bug::AgentTrustsLostJournal);
+        let lost = there.journal.lost && !trusts;
         let mut seen = v1::VmObservation {
             host_id: host.to_string(),
             vm_id: vm.to_string(),
@@ -58,7 +59,9 @@ impl State {
             ..v1::VmObservation::default()
         };
         let Some(record) = there.journal.records.get(&vm) else {
-            let knowledge = if lost { v1::Knowledge::Unreadable } else { v1::Knowledge::UnknownVm };
+            let unproven = lost || there.has_stranger(vm) && !trusts;
+            let knowledge =
+                if unproven { v1::Knowledge::Unreadable } else { v1::Knowledge::UnknownVm };
             seen.knowledge = knowledge.into();
             return seen;
         };
@@ -73,7 +76,8 @@ impl State {
             Some(Judged::Alive(pid)) => self.qemu(host, pid),
             Some(Judged::Gone { .. }) | None => None,
         };
-        let knowledge = match (lost, learned, qemu.is_some_and(|qemu| qemu.silent)) {
+        let stranger = record.process().is_none() && there.has_stranger(vm) && !trusts;
+        let knowledge = match (lost || stranger, learned, qemu.is_some_and(|qemu| qemu.silent)) {
             (true, _, _) => v1::Knowledge::Unreadable,
             (false, false, _) => v1::Knowledge::Learning,
             (false, true, true) => v1::Knowledge::Unresponsive,

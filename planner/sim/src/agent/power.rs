@@ -34,6 +34,7 @@ impl Agent {
                 return Err(Refusal::new("wrong_state", "a receiver of this VM is here"));
             }
         }
+        self.alone(vm)?;
         let blocked = self.world.with(|state| {
             let odds = state.weather.blocked;
             state.dice.agent.chance(odds)
@@ -90,7 +91,7 @@ impl Agent {
         let record = self.record(vm).unwrap_or_default();
         let process = match &record.part {
             Part::Absent | Part::Stopped => {
-                let proof = self.never_armed(vm, &record, word);
+                let proof = self.never_armed(vm, &record, word)?;
                 return Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() });
             }
             Part::Receiver { .. } => {

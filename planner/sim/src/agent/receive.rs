@@ -8,6 +8,7 @@ use super::learn::Judged;
 use super::{Agent, Refusal};
 use crate::bugs::Bug;
 use crate::fence::Word;
+use crate::host::Why;
 use crate::journal::{Cont, Ended, Part, Process, Record};
 
 impl Agent {
@@ -30,6 +31,7 @@ impl Agent {
             },
             Part::Absent | Part::Stopped => {}
         }
+        self.alone(vm)?;
         let blocked = self.world.with(|state| {
             let odds = state.weather.blocked;
             state.dice.agent.chance(odds)
@@ -213,7 +215,7 @@ impl Agent {
         }
         self.note_cont(vm, word);
         self.step().await;
-        self.world.with(|state| state.cont(&self.host, pid, "continued"))?;
+        self.world.with(|state| state.cont(&self.host, pid, Why::Continued))?;
         self.step().await;
         self.write(vm, |record| {
             if let Part::Receiver { process, .. } = &record.part {
@@ -264,18 +266,24 @@ impl Agent {
                 self.tombstone(vm, &proof, *cont);
                 proof
             }
-            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
+            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word)?,
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
     }
 
     /// There is no receiver: the one there was has its proof, or the whole journal is one.
-    pub(super) fn never_armed(&self, vm: VmId, record: &Record, word: &Word) -> v1::GoneProof {
+    pub(super) fn never_armed(
+        &self,
+        vm: VmId,
+        record: &Record,
+        word: &Word,
+    ) -> Result<v1::GoneProof, Refusal> {
         if let Some(ended) = &record.ended
             && ended.migration == Some(word.migration)
         {
-            return ended.proof.clone();
+            return Ok(ended.proof.clone());
         }
+        self.alone(vm)?;
         let proof = self.world.with(|state| v1::GoneProof {
             kind: v1::ProofKind::NeverStarted.into(),
             host_id: self.host.to_string(),
@@ -293,6 +301,6 @@ impl Agent {
                 cont: Cont::Never,
             });
         });
-        proof
+        Ok(proof)
     }
 }

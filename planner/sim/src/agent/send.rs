@@ -12,7 +12,7 @@ use super::{Agent, Refusal};
 use crate::bugs::Bug;
 use crate::channel;
 use crate::fence::Word;
-use crate::host::short;
+use crate::host::{Why, short};
 use crate::journal::{Cont, Issue, Order, Outgoing, Part, Process};
 use crate::world::Invariant;
 
@@ -36,6 +36,18 @@ impl Agent {
         if silent { Err(Refusal::new("unresponsive", "its QEMU does not answer")) } else { Ok(()) }
     }
 
+    /// Refuses while an order of another migration is not settled.
+    fn settled(&self, vm: VmId, word: &Word) -> Result<(), Refusal> {
+        let other = self.record(vm).and_then(|record| record.unsettled());
+        if other.is_some_and(|other| other != word.migration) {
+            return Err(Refusal::new(
+                "wrong_state",
+                "the guest was handed over by another migration",
+            ));
+        }
+        Ok(())
+    }
+
     /// Begins to send, once.
     pub(super) async fn start_transfer(
         &self,
@@ -45,6 +57,7 @@ impl Agent {
     ) -> Result<v1::ExecuteReply, Refusal> {
         let (_, pid) = self.running(vm)?;
         self.responsive(pid)?;
+        self.settled(vm, word)?;
         let sent = self.record(vm).and_then(|record| record.outgoing().cloned());
         let snapshot =
             self.world.with(|state| state.qemu(&self.host, pid).map(crate::qemu::Qemu::snapshot));
@@ -156,14 +169,22 @@ impl Agent {
     }
 
     /// Takes an unordered transfer back.
-    pub(super) async fn cancel(&self, vm: VmId, cause: &str) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn cancel(
+        &self,
+        vm: VmId,
+        word: &Word,
+        cause: &str,
+    ) -> Result<v1::ExecuteReply, Refusal> {
         let (_, pid) = self.running(vm)?;
+        self.settled(vm, word)?;
         let sent = self.record(vm).and_then(|record| record.outgoing().cloned());
         match sent.map(|sent| sent.order) {
             Some(Order::Handed | Order::TakenBack(_)) => {
                 return Err(Refusal::new("wrong_state", "the switchover was ordered"));
             }
-            None | Some(Order::GaveUp(_) | Order::Open) => self.gives_up(vm, cause.to_owned()),
+            None | Some(Order::GaveUp(_) | Order::Open) => {
+                self.gives_up(vm, word.migration, cause.to_owned());
+            }
         }
         self.step().await;
         self.call_back(vm, pid).await
@@ -219,7 +240,7 @@ impl Agent {
             return self.call_back(vm, pid).await;
         }
         if !goes(run) {
-            self.world.with(|state| state.cont(&self.host, pid, "resumed"))?;
+            self.world.with(|state| state.cont(&self.host, pid, Why::Resumed))?;
         }
         self.let_go(vm, pid).await?;
         self.wait_for_run(pid).await
@@ -246,12 +267,12 @@ impl Agent {
             Part::Receiver { .. } => {
                 return Err(Refusal::new("wrong_state", "a receiver is here"));
             }
-            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word),
+            Part::Absent | Part::Stopped => self.never_armed(vm, &record, word)?,
         };
         Ok(v1::ExecuteReply { gone: Some(proof), ..v1::ExecuteReply::default() })
     }
 
-    /// I5: whoever is released has been overtaken by its guest elsewhere, or may have been.
+    /// R7: whoever is released has been overtaken by its guest elsewhere, or may have been.
     fn check_release(&self, vm: VmId, process: &Process) {
         self.world.with(|state| {
             let head = state.guests.get(&vm).map(|guest| guest.head);
@@ -266,7 +287,10 @@ impl Agent {
             });
             if newest && !told {
                 let what = format!("{} is released, and was never let go on elsewhere", short(vm));
-                state.violated(Invariant::NotLost, what);
+                state.violated(Invariant::CommitThenAct, what);
+                if let Some(guest) = state.guests.get_mut(&vm) {
+                    guest.released_early = Some(self.host.clone());
+                }
             }
         });
     }

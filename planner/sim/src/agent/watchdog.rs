@@ -26,8 +26,9 @@ impl Agent {
                     .records
                     .iter()
                     .filter(|(_, record)| {
-                        record.outgoing().is_some_and(|sent| sent.order == Order::Open)
+                        record.sent().is_some_and(|sent| sent.order == Order::Open)
                             || record.holds()
+                            || record.gave_up()
                     })
                     .map(|(vm, _)| *vm)
                     .collect()
@@ -35,15 +36,37 @@ impl Agent {
             for vm in vms {
                 if self.due(vm).is_some() {
                     self.give_up(vm).await;
+                } else if self.unfinished(vm).is_some() {
+                    self.finish_giving_up(vm).await;
                 }
             }
+        }
+    }
+
+    /// Returns the process whose transfer was given up, and goes on all the same: whoever noted that
+    /// did not live to say it, or was not heard.
+    fn unfinished(&self, vm: VmId) -> Option<u32> {
+        let record = self.record(vm).filter(|record| record.gave_up())?;
+        let Some(Judged::Alive(pid)) = self.judge(record.process()?) else { return None };
+        let busy = self.world.with(|state| {
+            state.qemu(&self.host, pid).is_some_and(|qemu| qemu.busy() && !qemu.silent)
+        });
+        busy.then_some(pid)
+    }
+
+    async fn finish_giving_up(&self, vm: VmId) {
+        let _lane = self.lock(vm).await;
+        self.step().await;
+        let Some(pid) = self.unfinished(vm) else { return };
+        if let Err(refusal) = self.call_back(vm, pid).await {
+            self.world.note(|| format!("host {}: {}", self.host, refusal.message));
         }
     }
 
     /// Says why a transfer is to be called back, if it is.
     fn due(&self, vm: VmId) -> Option<String> {
         let record = self.record(vm)?;
-        let sent = record.outgoing().filter(|sent| sent.order == Order::Open).cloned();
+        let sent = record.sent().filter(|sent| sent.order == Order::Open).cloned();
         let held = record.holds();
         if sent.is_none() && !held {
             return None;
@@ -92,12 +115,14 @@ impl Agent {
         self.step().await;
         let Some(cause) = self.due(vm) else { return };
         let Some(record) = self.record(vm) else { return };
+        let migration = record.held().or_else(|| record.sent().map(|sent| sent.migration));
+        let Some(migration) = migration else { return };
         let pid = match record.process().and_then(|process| self.judge(process)) {
             Some(Judged::Alive(pid)) => pid,
             Some(Judged::Gone { .. }) | None => return,
         };
         self.world.note(|| format!("host {}: gives up: {cause}", self.host));
-        self.gives_up(vm, cause);
+        self.gives_up(vm, migration, cause);
         self.step().await;
         // What is not called back now is by the next command, or by the next agent's first look.
         if let Err(refusal) = self.call_back(vm, pid).await {

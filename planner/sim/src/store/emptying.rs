@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vmferry_planner::store::{
     AskHost, Commit, Cordon, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow,
     HostAnswer, HostDone, MigrationRow, NewEmptying, QueueStart, QueuedStart, Refused, Slot,
-    SlotRow, SlotState, StoreError, TakeEmptying, Which, lease_holds, slot_of,
+    SlotRow, SlotState, StoreError, TakeEmptying, Which, slot_of,
 };
 use vmferry_planner_core::fleet::Lifecycle;
 use vmferry_planner_core::lifecycle::job::{self, Cordoned};
@@ -16,6 +16,7 @@ use vmferry_planner_core::queue::slot::Limits;
 use vmferry_types::{HostId, MigrationId, PhaseLabel, PowerState, Seq, Timestamp};
 
 use super::Tables;
+use super::tables::Read;
 
 impl Tables {
     pub(crate) fn hold_cordon(&mut self, cordon: &Cordon) {
@@ -224,14 +225,14 @@ impl Tables {
         id: EmptyingId,
         owner: &str,
         lease_until: Timestamp,
-        now: Timestamp,
+        now: Read,
     ) -> TakeEmptying {
         let Some(row) = self.emptyings.get_mut(&id) else { return TakeEmptying::Ended };
         if !row.emptying.is_driven() {
             return TakeEmptying::Ended;
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
+        if another && now.keeps_away(row.lease_until, lease_until.since(now.then)) {
             return TakeEmptying::Busy;
         }
         row.claim = row.claim.next();

@@ -2,12 +2,12 @@
 
 use vmferry_planner::store::{
     AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Reservation, StoreError, TakePower, VmRow, lease_holds,
+    Refused, Reservation, StoreError, TakePower, VmRow,
 };
 use vmferry_types::{Generation, MigrationId, PowerState, Seq, Timestamp};
 
 use super::Tables;
-use super::tables::Open;
+use super::tables::{Open, Read};
 
 impl Tables {
     /// Decides whether a VM may be started or stopped; `None` if it may.
@@ -118,14 +118,14 @@ impl Tables {
         id: MigrationId,
         owner: &str,
         lease_until: Timestamp,
-        now: Timestamp,
+        now: Read,
     ) -> Result<TakePower, StoreError> {
         let Some(mut action) = self.power.get(&id).cloned() else { return Ok(TakePower::Ended) };
         if action.phase != PowerPhase::Open {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
+        if another && now.keeps_away(action.lease_until, lease_until.since(now.then)) {
             return Ok(TakePower::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };

@@ -12,7 +12,7 @@ use vmferry_planner::view;
 use vmferry_planner_core::lifecycle::EmptyingId;
 use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
 use vmferry_types::{
-    Bytes, Claim, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId,
+    Bytes, Claim, HostId, MigrationId, MilliCpu, Millis, PowerState, Seq, Timestamp, VmId,
 };
 
 /// All that the store keeps.
@@ -45,6 +45,21 @@ pub(crate) struct Tables {
 pub(crate) enum Open {
     Yes,
     No,
+}
+
+/// When whoever asks read the clock, and what it says now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    pub(crate) then: Timestamp,
+    pub(crate) clock: Timestamp,
+}
+
+impl Read {
+    /// Whether another's lease until `until` still holds.
+    pub(super) fn keeps_away(self, until: Timestamp, term: Millis) -> bool {
+        let anew = || lease_holds(until, self.clock, term);
+        until > self.then && (lease_holds(until, self.then, term) || anew())
+    }
 }
 
 /// One write of a row.
@@ -268,14 +283,14 @@ impl Tables {
         id: MigrationId,
         owner: &str,
         lease_until: Timestamp,
-        now: Timestamp,
+        now: Read,
     ) -> Result<TakeOver, StoreError> {
         let Some(mut row) = self.migrations.get(&id).cloned() else { return Ok(TakeOver::Ended) };
         if row.ended_us.is_some() {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
+        if another && now.keeps_away(row.lease_until, lease_until.since(now.then)) {
             return Ok(TakeOver::Busy);
         }
         let orphan = || StoreError::Orphan { migration: id };
@@ -447,6 +462,7 @@ fn admitted_row(
         seq,
         lease_owner: None,
         lease_until: Timestamp(0),
+        trouble: None,
         created_us: now_us,
         updated_us: now_us,
         ended_us: None,

@@ -2,6 +2,7 @@
 
 use futures::future::join_all;
 use vmferry_planner_core::migration::Event;
+use vmferry_planner_core::stuck::Trouble;
 use vmferry_types::{Claim, MigrationId, PowerState, Timestamp};
 
 use super::{NOW, NOW_US, admitted, armed, commit, ends, id, known_vm, power, power_admitted};
@@ -154,6 +155,22 @@ pub async fn a_planner_that_ends_lets_go_of_its_leases_only(store: &dyn Store) {
     assert!(matches!(taken, TakePower::Taken(_)));
     // Nobody else's.
     assert_eq!(take(id(11), "three").await.unwrap(), TakeOver::Busy);
+}
+
+pub async fn what_keeps_a_driver_is_read_by_others(store: &dyn Store) {
+    let vm = known_vm(store, 1).await;
+    admitted(store, 10, &vm).await;
+    let row = taken(store, id(10), "one").await;
+    let trouble = Trouble { text: "no route to host".to_owned(), since: NOW };
+    store.note_trouble(&row, Some(&trouble)).await.unwrap();
+    let read = async || store.migration(id(10)).await.unwrap().unwrap().trouble;
+    assert_eq!(read().await.as_ref(), Some(&trouble));
+    let theirs = taken(store, id(10), "two").await;
+    // Whoever was overtaken says nothing of it any more.
+    store.note_trouble(&row, None).await.unwrap();
+    assert_eq!(read().await.as_ref(), Some(&trouble));
+    store.note_trouble(&theirs, None).await.unwrap();
+    assert_eq!(read().await, None);
 }
 
 pub async fn the_clock_of_leases_goes_on(store: &dyn Store) {

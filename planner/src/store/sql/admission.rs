@@ -167,6 +167,7 @@ fn admitted_row(new: &NewMigration, entries: &[Entry], claim: Claim, now_us: u64
         seq,
         lease_owner: None,
         lease_until: Timestamp(0),
+        trouble: None,
         created_us: now_us,
         updated_us: now_us,
         ended_us: None,

@@ -15,7 +15,7 @@ use super::rows::{self, host_id, int, optional_uint, sql, uint};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     AskHost, Commit, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingNotes, EmptyingRow,
-    HostAnswer, HostDone, NewEmptying, StoreError, TakeEmptying, Which, lease_holds,
+    HostAnswer, HostDone, NewEmptying, StoreError, TakeEmptying, Which,
 };
 
 macro_rules! select_emptying {
@@ -466,7 +466,8 @@ impl SqlStore {
             return Ok(TakeEmptying::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
+        let term = lease_until.since(now);
+        if another && self.lease_keeps_away(&mut tx, row.lease_until, now, term).await? {
             return Ok(TakeEmptying::Busy);
         }
         row.claim = row.claim.next();

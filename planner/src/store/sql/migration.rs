@@ -3,7 +3,10 @@
 use sqlx::any::AnyRow;
 
 use vmferry_planner_core::migration::{Entry, Flight, Migration, Phase};
-use vmferry_types::{Bytes, Claim, HostId, MigrationId, MilliCpu, PhaseLabel, Seq, Timestamp};
+use vmferry_planner_core::stuck::Trouble;
+use vmferry_types::{
+    Bytes, Claim, HostId, MigrationId, MilliCpu, Millis, PhaseLabel, Seq, Timestamp,
+};
 
 use super::fleet::{reserve, vm_locked, write_vm};
 use super::rows::{self, int, optional_uint, sql, uint};
@@ -18,7 +21,7 @@ use crate::store::{
 macro_rules! select_migration {
     ($($tail:literal),+) => {
         concat!(
-            "SELECT request_id, vm_name, claim, seq, lease_owner, lease_until_ms, created_us, \
+            "SELECT request_id, vm_name, claim, seq, lease_owner, lease_until_ms, trouble, trouble_ms, created_us, \
              updated_us, ended_us, record FROM migrations ",
             $($tail),+
         )
@@ -58,11 +61,18 @@ fn migration_row(row: &AnyRow) -> Result<MigrationRow, StoreError> {
         seq: Seq::from_stored(uint(row, "seq")?),
         lease_owner: rows::get(row, "lease_owner")?,
         lease_until: Timestamp(uint(row, "lease_until_ms")?),
+        trouble: trouble(row)?,
         created_us: uint(row, "created_us")?,
         updated_us: uint(row, "updated_us")?,
         ended_us: optional_uint(row, "ended_us")?,
         notes,
     })
+}
+
+fn trouble(row: &AnyRow) -> Result<Option<Trouble>, StoreError> {
+    let text: Option<String> = rows::get(row, "trouble")?;
+    let since = Timestamp(optional_uint(row, "trouble_ms")?.unwrap_or_default());
+    Ok(text.map(|text| Trouble { text, since }))
 }
 
 /// Reads a migration, and holds its row until the transaction ends.
@@ -380,7 +390,8 @@ impl SqlStore {
             return Ok(TakeOver::Ended);
         }
         let another = row.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(row.lease_until, now, lease_until.since(now)) {
+        let term = lease_until.since(now);
+        if another && self.lease_keeps_away(&mut tx, row.lease_until, now, term).await? {
             return Ok(TakeOver::Busy);
         }
         let Some(mut vm) = vm_locked(&mut tx, row.migration.vm).await? else {
@@ -426,18 +437,52 @@ impl SqlStore {
         Ok(result.rows_affected() == 1)
     }
 
+    /// Says whether another's lease still keeps away whoever read the clock at `now`.
+    ///
+    /// One that reaches too far is looked at again by the clock as it is: whoever hung since it read
+    /// it would take every lease for one that a wrong clock wrote.
+    pub(super) async fn lease_keeps_away(
+        &self,
+        tx: &mut Tx,
+        until: Timestamp,
+        now: Timestamp,
+        term: Millis,
+    ) -> Result<bool, StoreError> {
+        if until <= now || lease_holds(until, now, term) {
+            return Ok(until > now);
+        }
+        let read_anew = match self.engine {
+            Engine::Sqlite => clock::now(),
+            Engine::Postgres => clock_of(sqlx::query(CLOCK).fetch_one(tx.connection()).await)?,
+        };
+        Ok(lease_holds(until, read_anew, term))
+    }
+
     /// Reads the clock that all who use the database have in common.
     pub(super) async fn read_clock(&self) -> Result<Timestamp, StoreError> {
         match self.engine {
             // One planner has it alone.
             Engine::Sqlite => Ok(clock::now()),
-            Engine::Postgres => {
-                let text =
-                    "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::BIGINT AS now_ms";
-                let read = sqlx::query(text).fetch_one(&self.readers).await;
-                Ok(Timestamp(uint(&read.map_err(sql("read the clock"))?, "now_ms")?))
-            }
+            Engine::Postgres => clock_of(sqlx::query(CLOCK).fetch_one(&self.readers).await),
         }
+    }
+
+    pub(super) async fn write_trouble(
+        &self,
+        row: &MigrationRow,
+        trouble: Option<&Trouble>,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "UPDATE migrations SET trouble = $3, trouble_ms = $4 WHERE id = $1 AND claim = $2",
+        )
+        .bind(row.migration.id.to_string())
+        .bind(int(row.claim.value()))
+        .bind(trouble.map(|trouble| trouble.text.clone()))
+        .bind(trouble.map(|trouble| int(trouble.since.value())))
+        .execute(&self.writer)
+        .await
+        .map_err(sql("write what keeps a migration"))?;
+        Ok(())
     }
 
     /// Ends the leases of one planner, or all.
@@ -474,4 +519,11 @@ impl SqlStore {
         commit("write a migration", tx).await?;
         Ok(Commit::Done(Box::new(row)))
     }
+}
+
+/// Not the time at which a transaction began.
+const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::BIGINT AS now_ms";
+
+fn clock_of(read: Result<AnyRow, sqlx::Error>) -> Result<Timestamp, StoreError> {
+    Ok(Timestamp(uint(&read.map_err(sql("read the clock"))?, "now_ms")?))
 }

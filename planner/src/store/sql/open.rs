@@ -41,7 +41,8 @@ pub(super) const SCHEMA: &[(i64, &str, &str)] = &[
         include_str!("../../../migrations/0002_declarations_and_tombstones.sql"),
     ),
     (3, "who heard a host", include_str!("../../../migrations/0003_who_heard_a_host.sql")),
-    (4, "emptying and queue", include_str!("../../../migrations/0004_emptying_and_queue.sql")),
+    (4, "trouble", include_str!("../../../migrations/0004_trouble.sql")),
+    (5, "emptying and queue", include_str!("../../../migrations/0005_emptying_and_queue.sql")),
 ];
 
 impl SqlStore {

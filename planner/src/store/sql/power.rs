@@ -11,7 +11,7 @@ use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Reservation, StoreError, TakePower, VmRow, lease_holds,
+    Refused, Reservation, StoreError, TakePower, VmRow,
 };
 
 macro_rules! select_power {
@@ -233,7 +233,8 @@ impl SqlStore {
             return Ok(TakePower::Ended);
         }
         let another = action.lease_owner.as_deref().is_some_and(|holder| holder != owner);
-        if another && lease_holds(action.lease_until, now, lease_until.since(now)) {
+        let term = lease_until.since(now);
+        if another && self.lease_keeps_away(&mut tx, action.lease_until, now, term).await? {
             return Ok(TakePower::Busy);
         }
         let Some(mut vm) = vm_locked(&mut tx, action.vm).await? else {

@@ -74,7 +74,8 @@ fn freeze(cluster: &Cluster<'_>, stage: &Stage) -> Result<Pid> {
     Ok(pid)
 }
 
-/// The power button of the source is pressed.
+/// The guest turns itself off while its agent is away, which then finds its end: seen in the act,
+/// QEMU may first say that it called its transfer back.
 pub(super) async fn powers_off(cluster: &mut Cluster<'_>, cell: &Cell) -> Result<Stage> {
     let monitors = Monitors::listen(&cluster.dir().join("m"))?;
     let mut spec = guest(cluster);
@@ -82,7 +83,16 @@ pub(super) async fn powers_off(cluster: &mut Cluster<'_>, cell: &Cell) -> Result
     let vm = start(cluster, &spec).await?;
     let mut source = monitors.next().await?;
     let stage = under_way(cluster, vm.clone(), endless(&vm), Some(monitors)).await?;
-    hold(cluster, cell.point)?;
+    cluster.host("a")?.agent.kill().await?;
     source.execute("system_powerdown", json!({})).await.context("press the power button")?;
+    let uuid = vm.uuid.to_string();
+    wait_for("the guest to turn itself off", POINT_BOUND, || async {
+        let found = qemu_processes(cluster.lab, ["a"])?;
+        let gone = found.iter().all(|process| process.uuid != uuid);
+        Ok(Level::from_condition(Holds::from(gone), || format!("{found:?}")))
+    })
+    .await?;
+    hold(cluster, cell.point)?;
+    cluster.host("a")?.agent.start()?;
     Ok(stage)
 }
