@@ -1,6 +1,6 @@
 //! Migrations.
 
-use vmferry_proto::v1::{Migration, OpenHalf};
+use vmferry_proto::v1::{Migration, OpenHalf, QueueEntry};
 
 use super::quantity::{bytes, micros, millis, or_dash, quoted_or, rate};
 use super::table::{fields, section, table};
@@ -151,6 +151,9 @@ fn head(migration: &Migration) -> String {
         ("destination said", migration.destination_status.clone()),
         ("waits for room", migration.capacity_note.clone()),
         ("  since", migration.capacity_blocked_since.clone()),
+        ("  standing", migration.queued.as_ref().map(standing).unwrap_or_default()),
+        ("waits for a link", migration.waits_for_link.clone()),
+        ("for the sake of", migration.emptying_id.clone()),
         ("started", migration.started.clone()),
         ("completed", migration.completed.clone()),
         ("request", migration.request_id.clone()),
@@ -158,6 +161,12 @@ fn head(migration: &Migration) -> String {
         ("claim", migration.claim.to_string()),
         ("seq", migration.seq.to_string()),
     ])
+}
+
+/// Says where in the queue a migration stands, and until when it may.
+fn standing(queued: &QueueEntry) -> String {
+    let QueueEntry { position, of, priority, deadline, .. } = queued;
+    format!("{position} of {of}, priority {priority}, given up at {deadline}")
 }
 
 fn figures(migration: &Migration) -> String {

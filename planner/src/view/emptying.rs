@@ -1,12 +1,12 @@
 //! What empties hosts, as users are shown it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vmferry_planner_core::lifecycle::drain::{self, Drain, State};
 use vmferry_planner_core::lifecycle::job::{
     self, Crossed, Job, MoveState, Progress, ReturnState, progress,
 };
-use vmferry_planner_core::lifecycle::{Emptying, Policy, Unplaced};
+use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, Policy, Unplaced};
 use vmferry_planner_core::maintenance::{Code, Crossing, PinsToSource};
 use vmferry_proto::v1;
 use vmferry_types::{Bytes, BytesPerSec, MigrationId, VmId};
@@ -16,7 +16,7 @@ use crate::clock;
 use crate::driver::emptying::facts::{self, Asking, Facts};
 use crate::plan::Described;
 use crate::planner::Planner;
-use crate::store::{EmptyingRow, StoreError};
+use crate::store::{EmptyingLogRow, EmptyingRow, StoreError};
 
 /// Shows one with its log.
 ///
@@ -27,8 +27,8 @@ pub async fn emptying_with_log(
     planner: &Planner,
     row: &EmptyingRow,
 ) -> Result<v1::Emptying, ApiError> {
-    let mut message = emptying(planner, row).await?;
     let log = planner.store().emptying_log(row.id()).await?;
+    let mut message = shown(planner, row, &begun(&log)).await?;
     message.log = log
         .into_iter()
         .map(|entry| v1::LogEntry {
@@ -42,13 +42,35 @@ pub async fn emptying_with_log(
     Ok(message)
 }
 
-/// Shows one without its log.
+/// Returns the migrations that it ever began: what a drain has moved is in its log only.
+fn begun(log: &[EmptyingLogRow]) -> Vec<MigrationId> {
+    let event = |entry: &EmptyingLogRow| serde_json::from_str::<EmptyingEvent>(&entry.body).ok();
+    log.iter()
+        .filter(|entry| entry.event == "begun")
+        .filter_map(event)
+        .filter_map(|event| match event {
+            EmptyingEvent::Job(job::Event::Begun { migration, .. })
+            | EmptyingEvent::Drain(drain::Event::Begun { migration, .. }) => Some(migration),
+            EmptyingEvent::Job(_) | EmptyingEvent::Drain(_) => None,
+        })
+        .collect()
+}
+
+/// Shows one without its log. Of a drain, only what is on its way counts as sent.
 ///
 /// # Errors
 ///
 /// Fails if the store does.
 pub async fn emptying(planner: &Planner, row: &EmptyingRow) -> Result<v1::Emptying, ApiError> {
-    let known = Known::read(planner, row).await?;
+    shown(planner, row, &[]).await
+}
+
+async fn shown(
+    planner: &Planner,
+    row: &EmptyingRow,
+    begun: &[MigrationId],
+) -> Result<v1::Emptying, ApiError> {
+    let known = Known::read(planner, row, begun).await?;
     let mut message = v1::Emptying {
         id: row.id().to_string(),
         host: row.emptying.host().to_string(),
@@ -77,9 +99,15 @@ struct Known {
 }
 
 impl Known {
-    async fn read(planner: &Planner, row: &EmptyingRow) -> Result<Self, StoreError> {
+    async fn read(
+        planner: &Planner,
+        row: &EmptyingRow,
+        begun: &[MigrationId],
+    ) -> Result<Self, StoreError> {
         let mut migrations = BTreeMap::new();
-        for id in row.emptying.migrations() {
+        let ids: BTreeSet<MigrationId> =
+            row.emptying.migrations().into_iter().chain(begun.iter().copied()).collect();
+        for id in ids {
             if let Some(row) = planner.store().migration(id).await? {
                 migrations.insert(id, super::summary(planner, &row));
             }
