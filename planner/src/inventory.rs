@@ -26,11 +26,17 @@ use self::steady::Settled;
 use crate::agents::rpc::Directory;
 use crate::clock;
 use crate::config::{Config, HostSettings};
-use crate::store::{Declaration, HostRow, Mark, SavedHost, Store, StoreError, VmRow};
+use crate::store::{
+    Declaration, Filter, HostRow, Mark, MigrationRow, SavedHost, Store, StoreError, VmRow,
+};
 
 /// Agent processes of one host that were followed by another are remembered, so that a straggler
 /// of theirs, or a second agent under the same id, is told apart from a restart.
 const SUPERSEDED_MAX: usize = 16;
+
+/// So many of the newest migrations are told again to a host that forgot its part in them: far more
+/// than begin while a command can still be under way.
+const REMEMBERED: u32 = 1000;
 
 /// For so long after a report its address is that host's: another agent that reports under the
 /// same id from elsewhere meanwhile is a second one, not the same one moved.
@@ -311,8 +317,9 @@ impl Inventory {
             }
         }
         if report.journal_unreadable {
-            let told = forgotten(&host, &report, &store.vms().await?);
-            generations.extend(told);
+            let newest = Filter { limit: REMEMBERED, ..Filter::default() };
+            let passed = ends_at(&host, &store.migrations(&newest).await?);
+            generations.extend(forgotten(&host, &report, &store.vms().await?, &passed));
         }
         if agreed {
             self.settle(
@@ -492,14 +499,31 @@ fn generation(row: &VmRow) -> VmGeneration {
 }
 
 /// Returns what a host whose journal is new or was lost has to know again before that proves
-/// anything (rule R3): every VM that is its own, or under way, perhaps to it.
-fn forgotten(host: &HostId, report: &HostReport, rows: &[VmRow]) -> Vec<VmGeneration> {
+/// anything (rule R3): every VM that is its own, or under way, perhaps to it, or that passed by
+/// lately, so that a command of then which comes late is still refused.
+fn forgotten(
+    host: &HostId,
+    report: &HostReport,
+    rows: &[VmRow],
+    passed: &BTreeSet<VmId>,
+) -> Vec<VmGeneration> {
     let named: BTreeSet<&str> = report.vms.iter().map(|vm| vm.vm_id.as_str()).collect();
     rows.iter()
-        .filter(|row| row.host.as_ref() == Some(host) || row.admission.is_some())
+        .filter(|row| {
+            row.host.as_ref() == Some(host) || row.admission.is_some() || passed.contains(&row.id)
+        })
         .map(generation)
         .filter(|row| !named.contains(row.vm_id.as_str()))
         .collect()
+}
+
+/// Returns the VMs of those migrations that had an end on a host.
+fn ends_at(host: &HostId, migrations: &[MigrationRow]) -> BTreeSet<VmId> {
+    let moved = migrations.iter().map(|row| &row.migration);
+    let here = moved.filter(|migration| {
+        migration.source == *host || migration.phase.destination() == Some(host)
+    });
+    here.map(|migration| migration.vm).collect()
 }
 
 /// Returns the name that a host is shown under.

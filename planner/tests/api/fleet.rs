@@ -71,6 +71,25 @@ async fn a_host_that_lost_its_journal_is_told_what_it_forgot() {
 }
 
 #[tokio::test]
+async fn a_host_that_lost_its_journal_is_told_of_what_left_it_lately() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    let moved = bench.migrate("web1", "b").await;
+    assert_eq!(bench.ended(&moved.id).await.phase, "done");
+    for (host, forgot) in [("a", 1), ("c", 0)] {
+        let mut report = bench.world.report(host);
+        report.journal_unreadable = true;
+        report.vms.clear();
+        let told = bench.planner.report(report).await.unwrap().generations;
+        assert_eq!(told.len(), forgot, "{host}: {told:?}");
+        for known in told {
+            assert_eq!((&known.vm_id, known.host_id.as_str()), (&vm.id, "b"));
+            assert!(known.generation > vm.generation && known.claim > vm.claim);
+        }
+    }
+}
+
+#[tokio::test]
 async fn hostile_reports_are_refused() {
     let bench = Bench::new(&["a"]).await;
     for spoil in [

@@ -25,7 +25,8 @@ const ROWS: &str = include_str!("schema_0001.sql");
 const NOW: Timestamp = Timestamp(5_000);
 const NOW_US: u64 = 5_000_000;
 
-/// Writes what an older schema left behind into an empty database.
+/// Writes what schema 1 left behind into an empty database, as planners of the schemas after it, up to
+/// the `version`th, found it and left it.
 async fn written(url: &str, version: usize) {
     sqlx::any::install_default_drivers();
     let pool = AnyPool::connect(url).await.unwrap();
@@ -35,40 +36,31 @@ async fn written(url: &str, version: usize) {
     pool.close().await;
 }
 
-#[tokio::test]
-async fn a_file_of_schema_1_is_driven_on() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("planner.db");
-    written(&format!("sqlite://{}?mode=rwc", path.display()), 1).await;
-    let store = SqlStore::open(&StoreUrl::Sqlite(path)).await.unwrap();
-    is_driven_on(&store).await;
+/// Every schema before the one of this planner.
+fn older() -> std::ops::Range<usize> {
+    1..SCHEMA.len()
 }
 
 #[tokio::test]
-async fn a_file_of_schema_2_is_driven_on() {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("planner.db");
-    written(&format!("sqlite://{}?mode=rwc", path.display()), 2).await;
-    let store = SqlStore::open(&StoreUrl::Sqlite(path)).await.unwrap();
-    is_driven_on(&store).await;
+async fn a_file_of_every_older_schema_is_driven_on() {
+    for version in older() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("planner.db");
+        written(&format!("sqlite://{}?mode=rwc", path.display()), version).await;
+        let store = SqlStore::open(&StoreUrl::Sqlite(path)).await.unwrap();
+        is_driven_on(&store).await;
+    }
 }
 
 #[tokio::test]
-async fn a_database_of_schema_2_is_driven_on() {
-    let url = super::postgres::database().await;
-    let StoreUrl::Postgres(postgres) = &url else { panic!("{url}") };
-    written(postgres.secret(), 2).await;
-    let store = SqlStore::open(&url).await.unwrap();
-    is_driven_on(&store).await;
-}
-
-#[tokio::test]
-async fn a_database_of_schema_1_is_driven_on() {
-    let url = super::postgres::database().await;
-    let StoreUrl::Postgres(postgres) = &url else { panic!("{url}") };
-    written(postgres.secret(), 1).await;
-    let store = SqlStore::open(&url).await.unwrap();
-    is_driven_on(&store).await;
+async fn a_database_of_every_older_schema_is_driven_on() {
+    for version in older() {
+        let url = super::postgres::database().await;
+        let StoreUrl::Postgres(postgres) = &url else { panic!("{url}") };
+        written(postgres.secret(), version).await;
+        let store = SqlStore::open(&url).await.unwrap();
+        is_driven_on(&store).await;
+    }
 }
 
 async fn is_driven_on(store: &dyn Store) {
