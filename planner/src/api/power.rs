@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmferry_planner_core::doctor::Process;
+use vmferry_planner_core::doctor::{HostSaid, Process};
+use vmferry_planner_core::evidence::Knowledge;
 use vmferry_planner_core::migration::Blocker;
 use vmferry_proto::v1;
-use vmferry_types::{Claim, Generation, HostId, PowerState};
+use vmferry_types::{Claim, Generation, HostId, PowerState, VmId};
 
 use super::ApiError;
 use super::migrate::request_id;
@@ -311,14 +312,12 @@ impl Planner {
     /// said that it has no process of it, or is dead.
     async fn runs_nowhere(&self, vm: &VmRow) -> Result<(), ApiError> {
         let seen = picture::live(self).await?;
-        let named = seen.hosts.iter().filter(|host| {
-            host.vms.iter().any(|there| there.vm == vm.id && there.process == Process::Alive)
-        });
+        let named = seen.hosts.iter().filter(|host| may_have(host, vm.id));
         let mut blockers: Vec<Blocker> = named
             .map(|host| Blocker {
                 code: "runs_elsewhere".to_owned(),
                 message: format!(
-                    "host {} has a QEMU process of VM {}: see `vmferry doctor {}`",
+                    "host {} has a QEMU process of VM {}, or cannot say that it has none: see `vmferry doctor {}`",
                     host.id, vm.name, vm.name
                 ),
                 host: Some(host.id.clone()),
@@ -421,4 +420,19 @@ impl Planner {
         }
         view::vm(self, &vm).await
     }
+}
+
+/// Says whether a host has a process of a VM, or may have one: a journal that was lost names none,
+/// and the QEMU that it forgot runs on as a stranger.
+fn may_have(host: &HostSaid, vm: VmId) -> bool {
+    let named = host.vms.iter().filter(|there| there.vm == vm).any(|there| match &there.process {
+        Process::Alive => true,
+        Process::Gone(_) => false,
+        Process::None => match there.knowledge {
+            Knowledge::Known | Knowledge::UnknownVm => false,
+            Knowledge::Learning | Knowledge::Unresponsive | Knowledge::Unreadable => true,
+        },
+    });
+    let id = vm.to_string();
+    named || host.strangers.iter().any(|stranger| stranger.contains(&id))
 }

@@ -240,6 +240,11 @@ async fn a_vm_that_runs_on_no_host_is_deleted_only_once_all_were_asked() {
     assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "not_heard");
     bench.planner.declare_host_dead(dead("b")).await.unwrap();
     bench.report(&["a"]).await;
+    // A QEMU that no journal names is not nothing.
+    bench.world.lose_journal("a", &vm.id);
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "runs_elsewhere");
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+    bench.world.end_stranger("a", &vm.id);
     assert_eq!(delete("it-runs-nowhere").await.unwrap().id, vm.id);
     assert!(bench.planner.list_vms("").await.unwrap().vms.is_empty());
 }
