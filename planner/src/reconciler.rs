@@ -78,11 +78,15 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
     for row in rows.iter().filter(|row| row.migration.label() != PhaseLabel::Queued) {
         if free(row.lease_owner.as_ref(), row.lease_until) {
             planner.drive(row.migration.id, Drives::Migration);
+        } else {
+            planner.live.driven_elsewhere(row.migration.id);
         }
     }
     for action in actions {
         if free(action.lease_owner.as_ref(), action.lease_until) {
             planner.drive(action.id, Drives::Power);
+        } else {
+            planner.live.driven_elsewhere(action.id);
         }
     }
     Ok(())
