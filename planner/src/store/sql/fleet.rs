@@ -4,7 +4,7 @@ use sqlx::any::AnyRow;
 
 use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Timestamp, VmId};
 
-use super::rows::{self, admission_id, host_id, int, sql, uint, vm_id};
+use super::rows::{self, admission_id, host_id, int, sql, uint, vm_id, words};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     Adopted, Defined, Deleted, Followed, Lost, Refused, Reservation, StoreError, Tombstone, VmRow,
@@ -165,7 +165,7 @@ macro_rules! bind_vm {
             .bind(int($vm.generation.value()))
             .bind(int($vm.claim.value()))
             .bind($vm.admission.map(|id| id.to_string()))
-            .bind(&$vm.error)
+            .bind(words(&$vm.error))
             .bind(&$vm.definition)
             .bind(&$vm.resolved_machine)
             .bind(int($vm.memory.value()))
@@ -365,7 +365,7 @@ impl SqlStore {
         .bind(lost.host.as_str())
         .bind(int(lost.generation.value()))
         .bind(int(lost.claim.value()))
-        .bind(&lost.cause)
+        .bind(words(&lost.cause))
         .bind(int(now.value()))
         .execute(&self.writer)
         .await
