@@ -43,6 +43,7 @@ impl Planner {
             Some(self.resolve_host("host", &asked.host)?)
         };
         if vm.admission.is_none() && vm.power == PowerState::Running {
+            owned(&vm)?;
             // Asking for what is so already is no error, as long as it is so where it was asked.
             if host.is_none() || host == vm.host {
                 return view::vm(self, &vm).await;
@@ -88,9 +89,7 @@ impl Planner {
         if vm.admission.is_none() && matches!(vm.power, PowerState::Stopped) {
             return view::vm(self, &vm).await;
         }
-        let Some(host) = vm.host.clone() else {
-            return Err(Refused::Power { power: vm.power }.into());
-        };
+        let host = owned(&vm)?.clone();
         let new = NewPower {
             id: fresh_admission(),
             request: None,
@@ -284,6 +283,9 @@ impl Planner {
         }
         match asked.confirmation.as_str() {
             RUNS_NOWHERE if vm.power == PowerState::Running => self.runs_nowhere(&vm).await?,
+            "" if vm.power == PowerState::Running => {
+                owned(&vm)?;
+            }
             "" | RUNS_NOWHERE => {}
             other => {
                 return Err(ApiError::Invalid {
@@ -435,4 +437,20 @@ fn may_have(host: &HostSaid, vm: VmId) -> bool {
     });
     let id = vm.to_string();
     named || host.strangers.iter().any(|stranger| stranger.contains(&id))
+}
+
+/// Returns the host that a VM that is not stopped belongs to. The planner writes no row without one:
+/// the record was damaged, and a person has to see to it.
+fn owned(vm: &VmRow) -> Result<&HostId, ApiError> {
+    vm.host.as_ref().ok_or_else(|| {
+        let blocker = Blocker {
+            code: "no_host".to_owned(),
+            message: format!(
+                "VM {} is {} by the store, and on no host: see `vmferry doctor {}`; if none has it, forget it with `vmferry vm delete {} --it-runs-nowhere`",
+                vm.name, vm.power, vm.name, vm.name
+            ),
+            host: None,
+        };
+        ApiError::Blocked { blockers: vec![blocker] }
+    })
 }

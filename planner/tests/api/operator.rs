@@ -1,5 +1,6 @@
 //! What an operator says and asks: dead hosts, old stores, open halves, and what is going on.
 
+use vmferry_planner::store::VmRow;
 use vmferry_proto::v1;
 
 use crate::bench::{Bench, until};
@@ -247,6 +248,34 @@ async fn a_vm_that_runs_on_no_host_is_deleted_only_once_all_were_asked() {
     bench.world.end_stranger("a", &vm.id);
     assert_eq!(delete("it-runs-nowhere").await.unwrap().id, vm.id);
     assert!(bench.planner.list_vms("").await.unwrap().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_by_its_record_and_on_no_host_is_named_and_can_be_forgotten() {
+    let bench = Bench::new(&["a", "b"]).await;
+    bench.start("web1", 1, "a").await;
+    let whole = bench.planner.store().vms().await.unwrap().remove(0);
+    let id = vmferry_types::VmId::from_u128(2);
+    let damaged = VmRow { id, name: "web2".to_owned(), host: None, ..whole };
+    bench.planner.store().adopt_vm(&damaged, vmferry_planner::clock::now()).await.unwrap();
+    let bench = bench.restart().await;
+    bench.report(&["a", "b"]).await;
+    let code = |error: vmferry_planner::api::ApiError| error.blockers()[0].code.clone();
+    let doctor = bench.planner.doctor(&v1::DoctorRequest { vm: "web2".to_owned() }).await.unwrap();
+    assert_eq!(doctor.findings[0].code, "no_host", "{doctor:#?}");
+    let stop = v1::StopVmRequest { vm: "web2".to_owned(), ..v1::StopVmRequest::default() };
+    assert_eq!(code(bench.planner.stop_vm(stop).await.unwrap_err()), "no_host");
+    assert_eq!(code(bench.planner.start_vm(start("web2", "")).await.unwrap_err()), "no_host");
+    let delete = |confirmation: &str| {
+        let (vm, confirmation) = ("web2".to_owned(), confirmation.to_owned());
+        bench.planner.delete_vm(v1::DeleteVmRequest { vm, confirmation })
+    };
+    assert_eq!(code(delete("").await.unwrap_err()), "no_host");
+    bench.world.silence("b");
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "not_heard");
+    bench.world.all_answer();
+    assert_eq!(delete("it-runs-nowhere").await.unwrap().id, id.to_string());
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
 }
 
 #[tokio::test]

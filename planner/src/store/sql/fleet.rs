@@ -213,9 +213,10 @@ impl SqlStore {
         if let Some(admission) = row.admission {
             return Ok(Deleted::Refused(Refused::InFlight { admission }));
         }
-        match row.power {
-            PowerState::Stopped | PowerState::Lost => {}
-            PowerState::Starting | PowerState::Running | PowerState::Stopping => {
+        match (row.power, &row.host) {
+            // One that runs by a damaged row, and that no host owns, is nobody's to stop first.
+            (PowerState::Stopped | PowerState::Lost, _) | (PowerState::Running, None) => {}
+            (PowerState::Starting | PowerState::Stopping, _) | (PowerState::Running, Some(_)) => {
                 return Ok(Deleted::Refused(Refused::Power { power: row.power }));
             }
         }
