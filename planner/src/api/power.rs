@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmferry_planner_core::doctor::{HostSaid, Process};
-use vmferry_planner_core::evidence::Knowledge;
+use vmferry_planner_core::doctor::HostSaid;
 use vmferry_planner_core::migration::Blocker;
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, PowerState, VmId};
@@ -427,16 +426,8 @@ impl Planner {
 /// Says whether a host has a process of a VM, or may have one: a journal that was lost names none,
 /// and the QEMU that it forgot runs on as a stranger.
 fn may_have(host: &HostSaid, vm: VmId) -> bool {
-    let named = host.vms.iter().filter(|there| there.vm == vm).any(|there| match &there.process {
-        Process::Alive => true,
-        Process::Gone(_) => false,
-        Process::None => match there.knowledge {
-            Knowledge::Known | Knowledge::UnknownVm => false,
-            Knowledge::Learning | Knowledge::Unresponsive | Knowledge::Unreadable => true,
-        },
-    });
     let id = vm.to_string();
-    named || host.strangers.iter().any(|stranger| stranger.contains(&id))
+    picture::names_process(host, vm) || host.strangers.iter().any(|stranger| stranger.contains(&id))
 }
 
 /// Returns the host that a VM that is not stopped belongs to. The planner writes no row without one:

@@ -295,11 +295,15 @@ async fn a_vm_whose_last_host_was_not_heard_is_not_forgotten() {
 
 /// A move whose planner and store are gone at its switchover: ordered, arrived, not committed.
 async fn halves() -> (World, String, String) {
+    halves_at(CONTINUE, "committed").await
+}
+
+async fn halves_at(silent: usize, phase: &str) -> (World, String, String) {
     let bench = Bench::new(&["a", "b"]).await;
     let vm = bench.start("web1", 1, "a").await;
-    bench.world.fall_silent_at(CONTINUE, Silence::Before);
+    bench.world.fall_silent_at(silent, Silence::Before);
     let asked = bench.migrate("web1", "b").await;
-    bench.see(&asked.id, |migration| migration.phase == "committed").await;
+    bench.see(&asked.id, |migration| migration.phase == phase).await;
     let world = bench.world.clone();
     bench.dies().await;
     world.all_answer();
@@ -349,6 +353,18 @@ async fn a_human_keeps_either_side_of_open_halves() {
 }
 
 #[tokio::test]
+async fn a_vm_of_which_neither_half_was_kept_starts_from_its_disks() {
+    let (world, vm, id) = halves().await;
+    let bench = Bench::fresh(&world, &["a", "b"]).await;
+    let resolved = resolve(&bench, &id, "neither").await.unwrap();
+    assert!(resolved.error.contains("start the VM from its disks"), "{}", resolved.error);
+    bench.report(&["a", "b"]).await;
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "lost");
+    assert_eq!(bench.planner.start_vm(start("web1", "b")).await.unwrap().power, "running");
+    assert_eq!(world.running(&vm), ["b"]);
+}
+
+#[tokio::test]
 async fn a_side_that_is_gone_is_not_kept_and_an_unheard_host_may_have_it() {
     let (world, vm, id) = halves().await;
     world.kill("b", &vm);
@@ -361,6 +377,22 @@ async fn a_side_that_is_gone_is_not_kept_and_an_unheard_host_may_have_it() {
     world.all_answer();
     resolve(&bench, &id, "source").await.unwrap();
     assert_eq!(world.running(&vm), ["a"]);
+}
+
+#[tokio::test]
+async fn a_half_is_not_let_go_on_while_another_host_has_the_guest() {
+    // It was moved, and only the release of its source is left.
+    let (world, vm, id) = halves_at(RELEASE, "attached").await;
+    let bench = Bench::fresh(&world, &["a", "b"]).await;
+    assert_eq!(world.running(&vm), ["b"]);
+    let error = resolve(&bench, &id, "source").await.unwrap_err();
+    assert!(error.contains("host b has a QEMU process"), "{error}");
+    assert_eq!(world.running(&vm), ["b"]);
+    resolve(&bench, &id, "neither").await.unwrap();
+    assert_eq!(world.running(&vm), ["b"]);
+    bench.report(&["a", "b"]).await;
+    let well = doctor(&bench).await;
+    assert!(well.well, "{:?}", well.findings);
 }
 
 #[tokio::test]
