@@ -70,6 +70,22 @@ impl Live {
         self.update(id, |seen| seen.set_trouble(Some(text), clock::now()));
     }
 
+    /// Forgets what was seen here of something that another planner drives by now: its row says
+    /// what that one sees, and what was seen before it would hide that.
+    pub fn driven_elsewhere(&self, id: MigrationId) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = entries.get_mut(&id) else { return };
+        let seen = std::mem::take(&mut entry.seen);
+        let Seen { source, destination, trouble, waits_for_link } = seen;
+        if source.is_some()
+            || destination.is_some()
+            || trouble.is_some()
+            || waits_for_link.is_some()
+        {
+            entry.bell.send_modify(|count| *count = count.wrapping_add(1));
+        }
+    }
+
     /// Rings: the row has changed.
     pub fn ring(&self, id: MigrationId) {
         self.update(id, |_| {});
@@ -114,5 +130,7 @@ mod tests {
         live.keeps_from_going_on(id, &std::io::Error::other("no space left on device"));
         let (text, _) = live.seen(id).trouble.unwrap();
         assert_eq!(text, "no space left on device");
+        live.driven_elsewhere(id);
+        assert_eq!(live.seen(id).trouble, None);
     }
 }

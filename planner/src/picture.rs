@@ -226,3 +226,16 @@ pub fn not_whole(picture: &Picture) -> Vec<HostId> {
     };
     picture.hosts.iter().filter(unknown).map(|host| host.id.clone()).collect()
 }
+
+/// Says whether a host names a process of a VM, or cannot say that it has none.
+#[must_use]
+pub fn names_process(host: &HostSaid, vm: VmId) -> bool {
+    host.vms.iter().filter(|there| there.vm == vm).any(|there| match &there.process {
+        Process::Alive => true,
+        Process::Gone(_) => false,
+        Process::None => match there.knowledge {
+            Knowledge::Known | Knowledge::UnknownVm => false,
+            Knowledge::Learning | Knowledge::Unresponsive | Knowledge::Unreadable => true,
+        },
+    })
+}

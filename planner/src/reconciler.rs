@@ -80,11 +80,15 @@ async fn once(planner: &Arc<Planner>, known: &mut Known) -> Result<(), StoreErro
     for row in rows.iter().filter(|row| row.migration.label() != PhaseLabel::Queued) {
         if free(row.lease_owner.as_ref(), row.lease_until) {
             planner.drive(Drives::Migration(row.migration.id));
+        } else {
+            planner.live.driven_elsewhere(row.migration.id);
         }
     }
     for action in actions {
         if free(action.lease_owner.as_ref(), action.lease_until) {
             planner.drive(Drives::Power(action.id));
+        } else {
+            planner.live.driven_elsewhere(action.id);
         }
     }
     let driven = EmptyingFilter { which: Which::Driven, ..EmptyingFilter::default() };

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmferry_planner_core::doctor::Process;
+use vmferry_planner_core::doctor::HostSaid;
 use vmferry_planner_core::migration::Blocker;
 use vmferry_planner_core::queue::Priority;
 use vmferry_proto::v1;
-use vmferry_types::{Claim, Generation, HostId, MigrationId, PowerState, Seq};
+use vmferry_types::{Claim, Generation, HostId, MigrationId, PowerState, Seq, VmId};
 
 use super::ApiError;
 use super::migrate::request_id;
@@ -51,6 +51,7 @@ impl Planner {
             Some(self.resolve_host("host", &asked.host)?)
         };
         if vm.admission.is_none() && vm.power == PowerState::Running {
+            owned(&vm)?;
             // Asking for what is so already is no error, as long as it is so where it was asked.
             if host.is_none() || host == vm.host {
                 return view::vm(self, &vm).await;
@@ -134,9 +135,7 @@ impl Planner {
         {
             return self.give_up_start(&vm, &start).await;
         }
-        let Some(host) = vm.host.clone() else {
-            return Err(Refused::Power { power: vm.power }.into());
-        };
+        let host = owned(&vm)?.clone();
         let new = NewPower {
             id: fresh_admission(),
             request: None,
@@ -376,6 +375,9 @@ impl Planner {
         }
         match asked.confirmation.as_str() {
             RUNS_NOWHERE if vm.power == PowerState::Running => self.runs_nowhere(&vm).await?,
+            "" if vm.power == PowerState::Running => {
+                owned(&vm)?;
+            }
             "" | RUNS_NOWHERE => {}
             other => {
                 return Err(ApiError::Invalid {
@@ -404,14 +406,12 @@ impl Planner {
     /// said that it has no process of it, or is dead.
     async fn runs_nowhere(&self, vm: &VmRow) -> Result<(), ApiError> {
         let seen = picture::live(self).await?;
-        let named = seen.hosts.iter().filter(|host| {
-            host.vms.iter().any(|there| there.vm == vm.id && there.process == Process::Alive)
-        });
+        let named = seen.hosts.iter().filter(|host| may_have(host, vm.id));
         let mut blockers: Vec<Blocker> = named
             .map(|host| Blocker {
                 code: "runs_elsewhere".to_owned(),
                 message: format!(
-                    "host {} has a QEMU process of VM {}: see `vmferry doctor {}`",
+                    "host {} has a QEMU process of VM {}, or cannot say that it has none: see `vmferry doctor {}`",
                     host.id, vm.name, vm.name
                 ),
                 host: Some(host.id.clone()),
@@ -514,4 +514,27 @@ impl Planner {
         }
         view::vm(self, &vm).await
     }
+}
+
+/// Says whether a host has a process of a VM, or may have one: a journal that was lost names none,
+/// and the QEMU that it forgot runs on as a stranger.
+fn may_have(host: &HostSaid, vm: VmId) -> bool {
+    let id = vm.to_string();
+    picture::names_process(host, vm) || host.strangers.iter().any(|stranger| stranger.contains(&id))
+}
+
+/// Returns the host that a VM that is not stopped belongs to. The planner writes no row without one:
+/// the record was damaged, and a person has to see to it.
+fn owned(vm: &VmRow) -> Result<&HostId, ApiError> {
+    vm.host.as_ref().ok_or_else(|| {
+        let blocker = Blocker {
+            code: "no_host".to_owned(),
+            message: format!(
+                "VM {} is {} by the store, and on no host: see `vmferry doctor {}`; if none has it, forget it with `vmferry vm delete {} --it-runs-nowhere`",
+                vm.name, vm.power, vm.name, vm.name
+            ),
+            host: None,
+        };
+        ApiError::Blocked { blockers: vec![blocker] }
+    })
 }

@@ -16,7 +16,7 @@ use vmferry_types::{Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, Pow
 use super::{ApiError, migration_id, too_late};
 use crate::driver::seen::gone_message;
 use crate::planner::Planner;
-use crate::store::{Adopted, Commit, Followed, MigrationRow, Refused, VmRow};
+use crate::store::{Adopted, Commit, Followed, Lost, MigrationRow, Refused, VmRow};
 use crate::{clock, picture, view};
 
 /// What whoever resolves a migration has to have done.
@@ -236,6 +236,11 @@ impl Planner {
 
     /// Ends halves that no row drives. Every step is safe to be the last.
     async fn end_halves(&self, ends: &Ends, keep: Side) -> Result<String, ApiError> {
+        match keep {
+            Side::Source => ends.nobody_else_has_it(ends.source.as_ref())?,
+            Side::Destination => ends.nobody_else_has_it(ends.destination.as_ref())?,
+            Side::Neither => {}
+        }
         // The next claim, written down before anybody hears it. Whoever else counted as far has it:
         // under one claim two contrary words would each end one side.
         if let Some(row) = &ends.row
@@ -377,6 +382,10 @@ impl Planner {
             let kill = Action::KillSource(v1::KillSource { cause: cause() });
             self.ended(ends, &half.host, kill).await?;
         }
+        let Some(lost) = ends.lost() else {
+            return Ok("what was left of the migration is gone".to_owned());
+        };
+        self.store().mark_lost(&lost, clock::now()).await?;
         Ok("both ends are gone; start the VM from its disks".to_owned())
     }
 
@@ -542,6 +551,42 @@ impl Ends {
             generation: generations.fold(generation, Ord::max),
             claim: claims.fold(claim, Ord::max).next(),
             row,
+        })
+    }
+
+    /// Makes sure that the guest of one half is not let go on while a host that has no half of this
+    /// migration has the VM as well: it may have arrived there, and gone on from there, since.
+    fn nobody_else_has_it(&self, kept: Option<&OpenHalf>) -> Result<(), ApiError> {
+        let Some(kept) = kept else { return Ok(()) };
+        let halves = || self.source.iter().chain(&self.destination);
+        let others = self.hosts.iter().filter(|host| halves().all(|half| half.host != host.id));
+        let blockers: Vec<Blocker> = others
+            .filter(|host| picture::names_process(host, self.vm))
+            .map(|host| Blocker {
+                code: "runs_elsewhere".to_owned(),
+                message: format!(
+                    "host {} has a QEMU process of VM {}, or cannot say that it has none: the guest on host {} must not go on beside it. See `vmferry doctor {}`; to clear the halves away, give --keep neither",
+                    host.id, self.name, kept.host, self.name
+                ),
+                host: Some(host.id.clone()),
+            })
+            .collect();
+        if blockers.is_empty() { Ok(()) } else { Err(ApiError::Blocked { blockers }) }
+    }
+
+    /// Returns what is lost once no half is left, unless the VM is, or may be, elsewhere. What its
+    /// row says would stay true for ever else: no agent has anything of it to tell of.
+    fn lost(&self) -> Option<Lost> {
+        let row = self.row.as_ref()?;
+        let halves = || self.source.iter().chain(&self.destination);
+        let host = row.host.clone().filter(|host| halves().any(|half| half.host == *host))?;
+        self.nobody_else_has_it(halves().next()).ok()?;
+        Some(Lost {
+            vm: self.vm,
+            host,
+            generation: row.generation,
+            claim: self.claim,
+            cause: format!("both ends of migration {} were {}", self.migration, by_word()),
         })
     }
 

@@ -86,8 +86,13 @@ fn postgres(url: &str, plain_text: PlainText) -> Result<StoreUrl, ConfigError> {
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
     let verified = match options.get_ssl_mode() {
-        PgSslMode::VerifyCa | PgSslMode::VerifyFull => true,
-        PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer | PgSslMode::Require => false,
+        PgSslMode::VerifyFull => true,
+        // Whoever has any certificate of the same authority could stand in between.
+        PgSslMode::VerifyCa
+        | PgSslMode::Disable
+        | PgSslMode::Allow
+        | PgSslMode::Prefer
+        | PgSslMode::Require => false,
     };
     let on_this_machine = options.get_socket().is_some() || is_this_machine(options.get_host());
     if plain_text == PlainText::Loopback && !on_this_machine && !verified {
@@ -141,6 +146,9 @@ mod tests {
         let url = "postgres://ferry@10.0.0.9/fleet";
         assert!(refused(url).contains("sslmode=verify-full"));
         assert!(StoreUrl::parse(url, PlainText::Namespace).is_ok());
+        for half in ["require", "verify-ca"] {
+            assert!(refused(&format!("{url}?sslmode={half}")).contains("sslmode=verify-full"));
+        }
         let verified = format!("{url}?sslmode=verify-full");
         assert!(StoreUrl::parse(&verified, PlainText::Loopback).is_ok());
         assert!(StoreUrl::parse("postgres://f@[::1]/fleet", PlainText::Loopback).is_ok());

@@ -83,6 +83,7 @@ macro_rules! store_contract {
             a_declaration_is_of_one_boot_and_void_once_that_boot_is_heard,
             a_deleted_vm_leaves_its_counters,
             a_vm_under_way_is_not_deleted,
+            a_vm_that_runs_by_its_row_and_that_no_host_owns_can_be_deleted,
             a_vm_defined_again_goes_on_counting,
             of_many_definitions_at_once_one_is_written,
             of_many_adoptions_at_once_one_is_written,

@@ -1,5 +1,6 @@
 //! What an operator says and asks: dead hosts, old stores, open halves, and what is going on.
 
+use vmferry_planner::store::VmRow;
 use vmferry_proto::v1;
 
 use crate::bench::{Bench, until};
@@ -240,8 +241,41 @@ async fn a_vm_that_runs_on_no_host_is_deleted_only_once_all_were_asked() {
     assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "not_heard");
     bench.planner.declare_host_dead(dead("b")).await.unwrap();
     bench.report(&["a"]).await;
+    // A QEMU that no journal names is not nothing.
+    bench.world.lose_journal("a", &vm.id);
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "runs_elsewhere");
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+    bench.world.end_stranger("a", &vm.id);
     assert_eq!(delete("it-runs-nowhere").await.unwrap().id, vm.id);
     assert!(bench.planner.list_vms("").await.unwrap().vms.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_by_its_record_and_on_no_host_is_named_and_can_be_forgotten() {
+    let bench = Bench::new(&["a", "b"]).await;
+    bench.start("web1", 1, "a").await;
+    let whole = bench.planner.store().vms().await.unwrap().remove(0);
+    let id = vmferry_types::VmId::from_u128(2);
+    let damaged = VmRow { id, name: "web2".to_owned(), host: None, ..whole };
+    bench.planner.store().adopt_vm(&damaged, vmferry_planner::clock::now()).await.unwrap();
+    let bench = bench.restart().await;
+    bench.report(&["a", "b"]).await;
+    let code = |error: vmferry_planner::api::ApiError| error.blockers()[0].code.clone();
+    let doctor = bench.planner.doctor(&v1::DoctorRequest { vm: "web2".to_owned() }).await.unwrap();
+    assert_eq!(doctor.findings[0].code, "no_host", "{doctor:#?}");
+    let stop = v1::StopVmRequest { vm: "web2".to_owned(), ..v1::StopVmRequest::default() };
+    assert_eq!(code(bench.planner.stop_vm(stop).await.unwrap_err()), "no_host");
+    assert_eq!(code(bench.planner.start_vm(start("web2", "")).await.unwrap_err()), "no_host");
+    let delete = |confirmation: &str| {
+        let (vm, confirmation) = ("web2".to_owned(), confirmation.to_owned());
+        bench.planner.delete_vm(v1::DeleteVmRequest { vm, confirmation })
+    };
+    assert_eq!(code(delete("").await.unwrap_err()), "no_host");
+    bench.world.silence("b");
+    assert_eq!(code(delete("it-runs-nowhere").await.unwrap_err()), "not_heard");
+    bench.world.all_answer();
+    assert_eq!(delete("it-runs-nowhere").await.unwrap().id, id.to_string());
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
 }
 
 #[tokio::test]
@@ -261,11 +295,15 @@ async fn a_vm_whose_last_host_was_not_heard_is_not_forgotten() {
 
 /// A move whose planner and store are gone at its switchover: ordered, arrived, not committed.
 async fn halves() -> (World, String, String) {
+    halves_at(CONTINUE, "committed").await
+}
+
+async fn halves_at(silent: usize, phase: &str) -> (World, String, String) {
     let bench = Bench::new(&["a", "b"]).await;
     let vm = bench.start("web1", 1, "a").await;
-    bench.world.fall_silent_at(CONTINUE, Silence::Before);
+    bench.world.fall_silent_at(silent, Silence::Before);
     let asked = bench.migrate("web1", "b").await;
-    bench.see(&asked.id, |migration| migration.phase == "committed").await;
+    bench.see(&asked.id, |migration| migration.phase == phase).await;
     let world = bench.world.clone();
     bench.dies().await;
     world.all_answer();
@@ -315,6 +353,18 @@ async fn a_human_keeps_either_side_of_open_halves() {
 }
 
 #[tokio::test]
+async fn a_vm_of_which_neither_half_was_kept_starts_from_its_disks() {
+    let (world, vm, id) = halves().await;
+    let bench = Bench::fresh(&world, &["a", "b"]).await;
+    let resolved = resolve(&bench, &id, "neither").await.unwrap();
+    assert!(resolved.error.contains("start the VM from its disks"), "{}", resolved.error);
+    bench.report(&["a", "b"]).await;
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "lost");
+    assert_eq!(bench.planner.start_vm(start("web1", "b")).await.unwrap().power, "running");
+    assert_eq!(world.running(&vm), ["b"]);
+}
+
+#[tokio::test]
 async fn a_side_that_is_gone_is_not_kept_and_an_unheard_host_may_have_it() {
     let (world, vm, id) = halves().await;
     world.kill("b", &vm);
@@ -327,6 +377,22 @@ async fn a_side_that_is_gone_is_not_kept_and_an_unheard_host_may_have_it() {
     world.all_answer();
     resolve(&bench, &id, "source").await.unwrap();
     assert_eq!(world.running(&vm), ["a"]);
+}
+
+#[tokio::test]
+async fn a_half_is_not_let_go_on_while_another_host_has_the_guest() {
+    // It was moved, and only the release of its source is left.
+    let (world, vm, id) = halves_at(RELEASE, "attached").await;
+    let bench = Bench::fresh(&world, &["a", "b"]).await;
+    assert_eq!(world.running(&vm), ["b"]);
+    let error = resolve(&bench, &id, "source").await.unwrap_err();
+    assert!(error.contains("host b has a QEMU process"), "{error}");
+    assert_eq!(world.running(&vm), ["b"]);
+    resolve(&bench, &id, "neither").await.unwrap();
+    assert_eq!(world.running(&vm), ["b"]);
+    bench.report(&["a", "b"]).await;
+    let well = doctor(&bench).await;
+    assert!(well.well, "{:?}", well.findings);
 }
 
 #[tokio::test]

@@ -185,6 +185,31 @@ async fn what_keeps_a_driver_is_shown_by_a_planner_that_does_not_drive() {
 }
 
 #[tokio::test]
+async fn what_a_planner_saw_while_it_drove_is_not_shown_once_another_drives() {
+    let (one, two, _database) = two_planners().await;
+    one.start("web1", 1, "a").await;
+    two.report(&HOSTS).await;
+    one.world.pace(Pace::Endless);
+    let asked = one.migrate("web1", "b").await;
+    let id = asked.id.parse().unwrap();
+    let world = one.world.clone();
+    until(|| world.commands().iter().any(|command| command.starts_with("start_transfer"))).await;
+    let row = two.planner.store().migration(id).await.unwrap().unwrap();
+    let owner = row.lease_owner.unwrap();
+    let other = if owner == one.planner.owner { &two } else { &one };
+    // As one that hung on its store until its lease was over.
+    other.planner.live.update(id, |live| {
+        live.source = Some(v1::VmObservation::default());
+        live.trouble = Some(("the store did not answer".to_owned(), 1));
+    });
+    until(|| other.planner.live.seen(id).source.is_none_or(|seen| !seen.vm_id.is_empty())).await;
+    let seen = other.planner.live.seen(id).trouble;
+    assert!(seen.is_none_or(|(text, _)| !text.contains("the store")), "it is another's to tell");
+    two.planner.cancel_migration(&asked.id).await.unwrap();
+    assert_eq!(two.ended(&asked.id).await.phase, "aborted");
+}
+
+#[tokio::test]
 async fn a_cancel_by_another_planner_reaches_the_one_that_drives() {
     let (one, two, _database) = two_planners().await;
     let vm = one.start("web1", 1, "a").await;

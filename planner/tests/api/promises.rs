@@ -7,7 +7,7 @@ use vmferry_planner_core::migration::{Event, Stood};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Timestamp};
 
-use crate::bench::{Bench, until};
+use crate::bench::{Bench, definition, until};
 use crate::world::{Pace, Silence};
 
 fn to(vm: &str, target: &str) -> v1::MigrateVmRequest {
@@ -228,6 +228,27 @@ async fn guests_of_a_host_that_is_not_heard_are_neither_stopped_nor_started_else
     bench.report(&["a"]).await;
     assert_eq!(bench.world.running(&vm.id), ["a"]);
     assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
+}
+
+/// An agent that took its time to start was declared dead, and its guests were started elsewhere.
+#[tokio::test]
+async fn a_host_that_is_still_learning_loses_no_vm_and_takes_none() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    let mut report = bench.world.report("a");
+    report.learning = true;
+    report.vms.clear();
+    bench.planner.report(report).await.unwrap();
+    assert_eq!(bench.planner.get_host("a").await.unwrap().status, "learning");
+    let kept = bench.planner.get_vm("web1").await.unwrap();
+    assert_eq!((kept.power.as_str(), kept.host.as_str()), ("running", "a"));
+    assert!(bench.planner.start_vm(start_on("web1", "b")).await.is_err());
+    let new = v1::StartVmRequest { definition: definition("web2", 2), ..start_on("", "a") };
+    let refused = bench.planner.start_vm(new).await.unwrap_err();
+    assert_eq!(refused.blockers()[0].code, "learning", "{refused}");
+    bench.report(&["a"]).await;
+    assert_eq!(bench.planner.get_host("a").await.unwrap().status, "connected");
+    assert_eq!(bench.world.running(&vm.id), ["a"]);
 }
 
 #[tokio::test]

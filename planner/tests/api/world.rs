@@ -232,6 +232,11 @@ impl World {
         });
     }
 
+    /// Ends a QEMU that no journal names.
+    pub(crate) fn end_stranger(&self, host: &str, vm: &str) {
+        self.with(|state| state.host(host).strangers.remove(vm));
+    }
+
     /// Lets a host be without all that it had of a VM, as one that was installed anew.
     pub(crate) fn forget(&self, host: &str, vm: &str) {
         self.with(|state| state.host(host).vms.remove(vm));
@@ -371,6 +376,7 @@ impl State {
                 machine_types: vec!["pc-q35-10.0".to_owned()],
                 ..vmferry_proto::v1::HostCapabilities::default()
             }),
+            strangers: known.strangers.iter().map(|vm| format!("pid 7 a-vm {vm}")).collect(),
             vms,
             ..HostReport::default()
         }

@@ -126,8 +126,10 @@ fn newer(picture: &Picture, vm: &Known) -> Option<Finding> {
 /// The store says that it runs; its host was asked.
 fn missing(picture: &Picture, vm: &Known, running: &[HostId]) -> Option<Finding> {
     let Some(owner) = vm.host.as_ref() else {
-        let message =
-            format!("VM {} runs by the store, and on no host: see which one has it", vm.name);
+        let message = format!(
+            "VM {} runs by the store, and on no host: see which one has it; if none does, forget it with `vmferry vm delete {} --it-runs-nowhere`",
+            vm.name, vm.name
+        );
         return Some(finding(Severity::Error, "no_host", vm, message));
     };
     let said = picture.hosts.iter().find(|host| host.id == *owner);

@@ -106,9 +106,10 @@ impl Tables {
         if let Some(admission) = vm.admission {
             return Deleted::Refused(Refused::InFlight { admission });
         }
-        match vm.power {
-            PowerState::Stopped | PowerState::Lost => {}
-            power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping) => {
+        match (vm.power, &vm.host) {
+            (PowerState::Stopped | PowerState::Lost, _) | (PowerState::Running, None) => {}
+            (power @ (PowerState::Starting | PowerState::Stopping), _)
+            | (power @ PowerState::Running, Some(_)) => {
                 return Deleted::Refused(Refused::Power { power });
             }
         }

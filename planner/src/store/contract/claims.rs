@@ -165,6 +165,11 @@ pub async fn what_keeps_a_driver_is_read_by_others(store: &dyn Store) {
     store.note_trouble(&row, Some(&trouble)).await.unwrap();
     let read = async || store.migration(id(10)).await.unwrap().unwrap().trouble;
     assert_eq!(read().await.as_ref(), Some(&trouble));
+    // An agent may say anything.
+    let said = Trouble { text: "no \0 route".to_owned(), since: NOW };
+    store.note_trouble(&row, Some(&said)).await.unwrap();
+    assert!(read().await.unwrap().text.starts_with("no "));
+    store.note_trouble(&row, Some(&trouble)).await.unwrap();
     let theirs = taken(store, id(10), "two").await;
     // Whoever was overtaken says nothing of it any more.
     store.note_trouble(&row, None).await.unwrap();

@@ -206,6 +206,14 @@ pub async fn a_vm_under_way_is_not_deleted(store: &dyn Store) {
     assert_eq!(refused, Deleted::Refused(Refused::InFlight { admission: start.id }));
 }
 
+pub async fn a_vm_that_runs_by_its_row_and_that_no_host_owns_can_be_deleted(store: &dyn Store) {
+    let row = VmRow { host: None, ..vm(1, "vm1") };
+    assert_eq!(row.power, PowerState::Running);
+    store.adopt_vm(&row, NOW).await.unwrap();
+    assert_eq!(store.delete_vm(row.id, NOW).await.unwrap(), Deleted::Done);
+    assert_eq!(store.vm(row.id).await.unwrap(), None);
+}
+
 pub async fn a_vm_defined_again_goes_on_counting(store: &dyn Store) {
     let row = stopped_vm();
     store.adopt_vm(&row, NOW).await.unwrap();

@@ -4,7 +4,7 @@ use sqlx::any::AnyRow;
 
 use vmferry_types::{Bytes, Claim, Generation, HostId, MilliCpu, PowerState, Timestamp, VmId};
 
-use super::rows::{self, admission_id, host_id, int, sql, uint, vm_id};
+use super::rows::{self, admission_id, host_id, int, sql, uint, vm_id, words};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     Adopted, Defined, Deleted, Followed, Lost, Mark, Refused, Reservation, StoreError, Tombstone,
@@ -166,7 +166,7 @@ macro_rules! bind_vm {
             .bind(int($vm.generation.value()))
             .bind(int($vm.claim.value()))
             .bind($vm.admission.map(|id| id.to_string()))
-            .bind(&$vm.error)
+            .bind(words(&$vm.error))
             .bind(&$vm.definition)
             .bind(&$vm.resolved_machine)
             .bind(int($vm.memory.value()))
@@ -214,9 +214,10 @@ impl SqlStore {
         if let Some(admission) = row.admission {
             return Ok(Deleted::Refused(Refused::InFlight { admission }));
         }
-        match row.power {
-            PowerState::Stopped | PowerState::Lost => {}
-            PowerState::Starting | PowerState::Running | PowerState::Stopping => {
+        match (row.power, &row.host) {
+            // One that runs by a damaged row, and that no host owns, is nobody's to stop first.
+            (PowerState::Stopped | PowerState::Lost, _) | (PowerState::Running, None) => {}
+            (PowerState::Starting | PowerState::Stopping, _) | (PowerState::Running, Some(_)) => {
                 return Ok(Deleted::Refused(Refused::Power { power: row.power }));
             }
         }
@@ -395,7 +396,7 @@ impl SqlStore {
         .bind(lost.host.as_str())
         .bind(int(lost.generation.value()))
         .bind(int(lost.claim.value()))
-        .bind(&lost.cause)
+        .bind(words(&lost.cause))
         .bind(int(now.value()))
         .execute(&self.writer)
         .await

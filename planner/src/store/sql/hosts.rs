@@ -209,7 +209,7 @@ impl SqlStore {
         .bind(&declaration.by)
         .bind(declaration.kind.label())
         .bind(&declaration.reason)
-        .bind(&declaration.evidence)
+        .bind(rows::words(&declaration.evidence))
         .bind(declaration.void.map(|at| int(at.value())))
         .execute(tx.connection())
         .await

@@ -477,7 +477,7 @@ impl SqlStore {
         )
         .bind(row.migration.id.to_string())
         .bind(int(row.claim.value()))
-        .bind(trouble.map(|trouble| trouble.text.clone()))
+        .bind(trouble.map(|trouble| rows::words(&trouble.text)))
         .bind(trouble.map(|trouble| int(trouble.since.value())))
         .execute(&self.writer)
         .await

@@ -30,6 +30,12 @@ pub(super) fn int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
+/// Writes words of others, a QEMU's or a command's. PostgreSQL takes no text with a NUL in it, and
+/// nothing may fail for what somebody said.
+pub(super) fn words(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
 pub(super) fn vm_id(text: &str) -> Result<VmId, StoreError> {
     text.parse().map_err(|_| corrupt("vm_id", text))
 }
