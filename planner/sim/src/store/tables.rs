@@ -18,8 +18,8 @@ use vmferry_types::{
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
-    /// Which planner heard each host last, and when.
-    pub(crate) heard: BTreeMap<HostId, (String, Timestamp)>,
+    /// When each planner heard each host last.
+    pub(crate) heard: BTreeMap<(HostId, String), Timestamp>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
     pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,
