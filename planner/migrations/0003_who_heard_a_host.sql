@@ -1,4 +1,8 @@
--- Which planner heard a host last, and when: written now and then only, where several planners
--- share the store. One of them that hears a host no more cannot tell whether the others do.
-ALTER TABLE hosts ADD COLUMN heard_ms BIGINT;
-ALTER TABLE hosts ADD COLUMN heard_by TEXT;
+-- When each planner heard a host last: written now and then only, where several planners share the
+-- store. One of them that hears a host no more cannot tell whether the others do.
+CREATE TABLE host_heard (
+    host TEXT NOT NULL,
+    planner TEXT NOT NULL,
+    heard_ms BIGINT NOT NULL,
+    PRIMARY KEY (host, planner)
+);

@@ -156,7 +156,7 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
     /// Writes that a planner has heard a host, by the [lease clock](Self::lease_clock).
     fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()>;
-    /// Reads when a host was heard last, if that was by another planner than `by`.
+    /// Reads when planners other than `by` heard a host last.
     fn heard_by_another<'a>(
         &'a self,
         host: &'a HostId,

@@ -166,7 +166,7 @@ impl Store for SimStore {
 
     fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
         // A note on the side: whether it is written changes what an operator is told, no more.
-        self.life.world.with(|state| state.tables.heard.insert(host.clone(), (by.to_owned(), at)));
+        self.life.world.with(|state| state.tables.heard.insert((host.clone(), by.to_owned()), at));
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -176,7 +176,8 @@ impl Store for SimStore {
         by: &'a str,
     ) -> Stored<'a, Option<Timestamp>> {
         Box::pin(self.read(move |tables| {
-            tables.heard.get(host).filter(|(of, _)| of != by).map(|(_, at)| *at)
+            let others = tables.heard.iter().filter(|((of, who), _)| of == host && who != by);
+            others.map(|(_, at)| *at).max()
         }))
     }
 

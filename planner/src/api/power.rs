@@ -523,18 +523,25 @@ fn may_have(host: &HostSaid, vm: VmId) -> bool {
     picture::names_process(host, vm) || host.strangers.iter().any(|stranger| stranger.contains(&id))
 }
 
-/// Returns the host that a VM that is not stopped belongs to. The planner writes no row without one:
-/// the record was damaged, and a person has to see to it.
+/// Returns the host that a VM belongs to. One that waits for room or was lost may have none; the
+/// planner writes no row of a running one without: that record was damaged, and a person has to see
+/// to it.
 fn owned(vm: &VmRow) -> Result<&HostId, ApiError> {
-    vm.host.as_ref().ok_or_else(|| {
-        let blocker = Blocker {
-            code: "no_host".to_owned(),
-            message: format!(
-                "VM {} is {} by the store, and on no host: see `vmferry doctor {}`; if none has it, forget it with `vmferry vm delete {} --it-runs-nowhere`",
-                vm.name, vm.power, vm.name, vm.name
-            ),
-            host: None,
-        };
-        ApiError::Blocked { blockers: vec![blocker] }
-    })
+    match (&vm.host, vm.power) {
+        (Some(host), _) => Ok(host),
+        (None, power @ (PowerState::Stopped | PowerState::Starting | PowerState::Lost)) => {
+            Err(Refused::Power { power }.into())
+        }
+        (None, power @ (PowerState::Running | PowerState::Stopping)) => {
+            let blocker = Blocker {
+                code: "no_host".to_owned(),
+                message: format!(
+                    "VM {} is {power} by the store, and on no host: see `vmferry doctor {}`; if none has it, forget it with `vmferry vm delete {} --it-runs-nowhere`",
+                    vm.name, vm.name, vm.name
+                ),
+                host: None,
+            };
+            Err(ApiError::Blocked { blockers: vec![blocker] })
+        }
+    }
 }

@@ -114,6 +114,7 @@ impl Tables {
             }
         }
         self.cordons.retain(|known| known.host != *host);
+        self.heard.retain(|(of, _), _| of != host);
         if let Some(row) = self.hosts.remove(host) {
             self.deleted_hosts.insert(host.clone(), (row.boot_id, at));
         }

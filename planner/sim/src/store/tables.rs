@@ -21,8 +21,8 @@ pub(crate) struct Tables {
     pub(crate) hosts: BTreeMap<HostId, HostRow>,
     /// Under which boot, and when.
     pub(crate) deleted_hosts: BTreeMap<HostId, (String, Timestamp)>,
-    /// Which planner heard each host last, and when.
-    pub(crate) heard: BTreeMap<HostId, (String, Timestamp)>,
+    /// When each planner heard each host last.
+    pub(crate) heard: BTreeMap<(HostId, String), Timestamp>,
     pub(crate) vms: BTreeMap<VmId, VmRow>,
     pub(crate) deleted: BTreeMap<VmId, Tombstone>,
     pub(crate) migrations: BTreeMap<MigrationId, MigrationRow>,

@@ -240,6 +240,7 @@ pub async fn the_log_of_an_emptying_replays_to_the_row(store: &dyn Store) {
 
 pub async fn a_deleted_host_comes_back_only_from_another_boot(store: &dyn Store) {
     known_host(store).await;
+    store.hear_host(&host("a"), "one", NOW).await.unwrap();
     let denied = store.ask_host(&ask(Asked::Delete, None), NOW_US).await.unwrap();
     assert_eq!(denied, HostAnswer::Denied(Denied::NotRetired { host: host("a") }));
     let dead = AskHost {
@@ -259,6 +260,8 @@ pub async fn a_deleted_host_comes_back_only_from_another_boot(store: &dyn Store)
     assert_eq!(store.save_host(&again).await.unwrap(), SavedHost::Deleted { at: NOW });
     let booted = HostRow { boot_id: "next".to_owned(), ..again };
     assert_eq!(store.save_host(&booted).await.unwrap(), SavedHost::Saved);
+    // Who heard it before is forgotten with it.
+    assert_eq!(store.heard_by_another(&host("a"), "another").await.unwrap(), None);
 }
 
 pub async fn links_are_given_in_order_and_kept_to_the_end(store: &dyn Store) {

@@ -1,7 +1,7 @@
 //! Hosts and VMs.
 
 use futures::future::join_all;
-use vmferry_types::{Claim, Generation, PowerState, VmId};
+use vmferry_types::{Claim, Generation, PowerState, Timestamp, VmId};
 
 use super::{NOW, NOW_US, admitted, host, id, known_vm, power, power_admitted, vm};
 use crate::store::{
@@ -101,11 +101,14 @@ pub async fn a_planner_reads_when_another_heard_a_host(store: &dyn Store) {
     store.hear_host(&a.id, "two", NOW).await.unwrap();
     assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), Some(NOW));
     assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), None);
-    store.hear_host(&a.id, "one", NOW).await.unwrap();
-    assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), None);
+    // Whoever reports does to all of them.
+    store.hear_host(&a.id, "one", Timestamp(NOW.0 + 1000)).await.unwrap();
+    assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), Some(NOW));
     // What it says of itself is another thing.
     assert_eq!(store.save_host(&a).await.unwrap(), SavedHost::Saved);
-    assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(NOW));
+    assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(Timestamp(NOW.0 + 1000)));
+    store.hear_host(&a.id, "three", NOW).await.unwrap();
+    assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(Timestamp(NOW.0 + 1000)));
     assert_eq!(store.heard_by_another(&host("b"), "one").await.unwrap(), None);
 }
 

@@ -262,6 +262,7 @@ async fn forget(tx: &mut Tx, host: &HostId, now: Timestamp) -> Result<(), StoreE
          WHERE host = $1 AND admission IS NULL AND power IN ('stopped', 'lost')",
         "UPDATE emptyings SET lifecycle = 'active', driven = 0 WHERE host = $1 AND $2 >= 0",
         "DELETE FROM cordons WHERE host = $1 AND $2 >= 0",
+        "DELETE FROM host_heard WHERE host = $1 AND $2 >= 0",
         "INSERT INTO deleted_hosts (id, boot_id, deleted_ms)
          SELECT id, boot_id, $2 FROM hosts WHERE id = $1
          ON CONFLICT (id) DO UPDATE SET boot_id = excluded.boot_id,

@@ -2,13 +2,16 @@
 
 use sqlx::any::AnyRow;
 use vmferry_planner_core::lifecycle::cordon;
-use vmferry_types::{HostId, Timestamp, VmId};
+use vmferry_types::{HostId, Millis, Timestamp, VmId};
 
 use super::rows::{self, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
     Cordon, Declaration, DeclarationKind, Declared, HostRow, SavedHost, StoreError,
 };
+
+/// Nobody asks what a planner heard longer ago: it was started anew since, under another name.
+const HEARD_KEPT: Millis = Millis(86_400_000);
 
 macro_rules! select_boot {
     ($($tail:literal),+) => {
@@ -156,13 +159,24 @@ impl SqlStore {
         by: &str,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        sqlx::query("UPDATE hosts SET heard_ms = $2, heard_by = $3 WHERE id = $1")
+        let failed = || sql("write who heard a host");
+        sqlx::query(
+            "INSERT INTO host_heard (host, planner, heard_ms) VALUES ($1, $2, $3)
+             ON CONFLICT (host, planner) DO UPDATE SET heard_ms = excluded.heard_ms",
+        )
+        .bind(host.as_str())
+        .bind(by)
+        .bind(int(at.value()))
+        .execute(&self.writer)
+        .await
+        .map_err(failed())?;
+        // Each start of a planner is another one here.
+        sqlx::query("DELETE FROM host_heard WHERE host = $1 AND heard_ms < $2")
             .bind(host.as_str())
-            .bind(int(at.value()))
-            .bind(by)
+            .bind(int(at.value().saturating_sub(HEARD_KEPT.value())))
             .execute(&self.writer)
             .await
-            .map_err(sql("write who heard a host"))?;
+            .map_err(failed())?;
         Ok(())
     }
 
@@ -171,14 +185,15 @@ impl SqlStore {
         host: &HostId,
         by: &str,
     ) -> Result<Option<Timestamp>, StoreError> {
-        let row = sqlx::query("SELECT heard_ms FROM hosts WHERE id = $1 AND heard_by <> $2")
+        let text =
+            "SELECT MAX(heard_ms) AS heard_ms FROM host_heard WHERE host = $1 AND planner <> $2";
+        let row = sqlx::query(text)
             .bind(host.as_str())
             .bind(by)
-            .fetch_optional(&self.readers)
+            .fetch_one(&self.readers)
             .await
             .map_err(sql("read who heard a host"))?;
-        let heard = row.map(|row| optional_uint(&row, "heard_ms")).transpose()?;
-        Ok(heard.flatten().map(Timestamp))
+        Ok(optional_uint(&row, "heard_ms")?.map(Timestamp))
     }
 
     pub(super) async fn write_declaration(
