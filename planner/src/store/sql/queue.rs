@@ -180,7 +180,7 @@ impl SqlStore {
         .bind(int(new.asked_us))
         .bind(int(new.blocked_since.value()))
         .bind(int(new.deadline.value()))
-        .bind(&new.note)
+        .bind(rows::words(&new.note))
         .execute(tx.connection())
         .await
         .map_err(sql("queue a start"))?;
@@ -224,7 +224,7 @@ impl SqlStore {
         )
         .bind(id.to_string())
         .bind(int(seq.value()))
-        .bind(note)
+        .bind(rows::words(note))
         .execute(&self.writer)
         .await
         .map_err(sql("note why a start waits"))?;
@@ -255,7 +255,7 @@ impl SqlStore {
         )
         .bind(id.to_string())
         .bind(int(now_us))
-        .bind(outcome)
+        .bind(rows::words(outcome))
         .execute(tx.connection())
         .await
         .map_err(sql("end a queued start"))?;
