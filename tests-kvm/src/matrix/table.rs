@@ -174,8 +174,8 @@ const ROWS: &[Row] = {
                                                                [DONE, DONE, DONE, DONE, LOST, BACK, LOST, BACK]),
         row(S::DowngradeCancel, "clearing", same("clearing"),  [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK],
                                                                [BACK, BACK, BACK, BACK, LOST, BACK, SAID, BACK]),
-        row(S::Forward, "decided-forward", same("decided_forward"), [DONE, DONE, DONE, DONE, DONE, BACK, DONE, BACK],
-                                                               [DONE, DONE, DONE, DONE, DONE, BACK, DONE, BACK]),
+        row(S::Forward, "decided-forward", same("decided_forward"), [DONE, DONE, DONE, DONE, DONE, BACK, DONE, FWD1],
+                                                               [DONE, DONE, DONE, DONE, DONE, BACK, DONE, FWD1]),
         row(S::Forward, "committed", ["restored", "committed"], [DONE, DONE, DONE, DONE, GON2, ONLY, DONE, ONLY],
                                                                [DONE, DONE, DONE, DONE, GON2, CRSH, DONE, CRSH]),
         row(S::PowerOff, "powered-off", same("powered_off"),   [OFF0, OFF0, OFF0, OFF0, GON4, OFF0, OFF1, OFF0],
@@ -261,6 +261,12 @@ const ANSWERS: &str = "to the next planner the source or the destination answers
 /// The receiver of a transfer that is complete dies before that is committed: the planner that saw
 /// it commits, and goes back under the next generation; one that looks anew sees the death first.
 const BCK2: Planned = Differs { goes_on: One(RETURNED), looks_anew: One(STAYED) };
+/// The receiver dies once it has said that it has everything, and its host is back with that.
+const FWD1: Planned = Ends(Either(
+    STAYED,
+    RETURNED,
+    "the destination is back before or after the planner has committed on its last word",
+));
 /// The receiver of a live attempt that its source has taken back dies: it was to go anyway.
 const REC1: Planned =
     Differs { goes_on: One(STAYED), looks_anew: Either(STAYED, ARRIVED, ANSWERS) };
