@@ -168,6 +168,7 @@ fn after(effect: &Effect) -> Option<Effect> {
     })
 }
 
+#[expect(clippy::unwrap_used, reason = "a letter is a host's id")]
 fn some_proof() -> GoneProof {
     GoneProof {
         kind: ProofKind::ExitRecord,
