@@ -230,25 +230,8 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
                 .to_owned(),
         );
     }
-    let memory =
-        raw.capacity.memory.as_deref().and_then(|text| match text.parse::<bytesize::ByteSize>() {
-            Ok(size) => Some(Bytes(size.as_u64())),
-            Err(error) => {
-                errors.push(format!("capacity.memory: {error}"));
-                None
-            }
-        });
-    if raw.capacity.cpus == Some(0) {
-        errors.push("capacity.cpus: must be at least 1".to_owned());
-    }
-    if raw.migration.outbound_max == Some(0) {
-        errors.push("migration.outbound_max: 0 would keep every VM here; at least 1".to_owned());
-    }
-    for path in raw.storage.shared_paths.iter().flatten() {
-        if !Path::new(path).is_absolute() {
-            errors.push(format!("storage.shared_paths: `{path}` must be an absolute path"));
-        }
-    }
+    let memory = read_memory(raw.capacity.memory.as_deref(), &mut errors);
+    check_share(&raw, &mut errors);
     let planners = raw.planner.and_then(|planner| read_planners(planner, &mut errors));
     let addresses = [
         ("listen.grpc", raw.listen.grpc.ip()),
@@ -279,6 +262,31 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
         #[cfg(feature = "fault-points")]
         fault_points: raw.fault_points.map(|points| points.dir),
     })
+}
+
+fn read_memory(text: Option<&str>, errors: &mut Vec<String>) -> Option<Bytes> {
+    match text?.parse::<bytesize::ByteSize>() {
+        Ok(size) => Some(Bytes(size.as_u64())),
+        Err(error) => {
+            errors.push(format!("capacity.memory: {error}"));
+            None
+        }
+    }
+}
+
+/// Checks what this host gives to guests beside memory, and what it shares with other hosts.
+fn check_share(raw: &Raw, errors: &mut Vec<String>) {
+    if raw.capacity.cpus == Some(0) {
+        errors.push("capacity.cpus: must be at least 1".to_owned());
+    }
+    if raw.migration.outbound_max == Some(0) {
+        errors.push("migration.outbound_max: 0 would keep every VM here; at least 1".to_owned());
+    }
+    for path in raw.storage.shared_paths.iter().flatten() {
+        if !Path::new(path).is_absolute() {
+            errors.push(format!("storage.shared_paths: `{path}` must be an absolute path"));
+        }
+    }
 }
 
 fn read_planners(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planners> {

@@ -89,6 +89,14 @@ pub struct Taken {
     pub doubted: Vec<Doubted>,
 }
 
+/// What a report says beside what the store has.
+struct Compared {
+    generations: Vec<VmGeneration>,
+    doubted: Vec<Doubted>,
+    /// All of it is as the store has it.
+    agreed: bool,
+}
+
 /// Whether a report is news.
 enum Reception {
     New {
@@ -295,27 +303,8 @@ impl Inventory {
             let reply = ReportReply { refused: String::new(), generations };
             return Ok(Taken { reply, doubted: Vec::new() });
         }
-        let mut generations = Vec::with_capacity(report.vms.len());
-        let mut doubted = Vec::new();
-        let mut agreed = steady::is_whole(&report);
-        let owned = store.vms_on(&host).await?;
-        let mut owned: BTreeMap<VmId, VmRow> = owned.into_iter().map(|row| (row.id, row)).collect();
-        for vm in &report.vms {
-            let Ok(id) = vm.vm_id.parse::<VmId>() else {
-                agreed = false;
-                continue;
-            };
-            let known = match owned.remove(&id) {
-                Some(row) => Some(row),
-                None => store.vm(id).await?,
-            };
-            agreed &= known.as_ref().is_some_and(|row| steady::agree(&host, vm, row));
-            if let Some(row) = truth::compare(store, &host, &report, (id, vm, known), now).await? {
-                let row = self.lives_after_all(store, &host, (vm, row), now).await?;
-                doubted.extend(truth::doubted(&host, &report, (vm, &row)));
-                generations.push(generation(&row));
-            }
-        }
+        let Compared { mut generations, doubted, agreed } =
+            self.compare_all(store, &host, &report, now).await?;
         if report.journal_unreadable {
             let newest = Filter { limit: REMEMBERED, ..Filter::default() };
             let passed = ends_at(&host, &store.migrations(&newest).await?);
@@ -330,6 +319,38 @@ impl Inventory {
         }
         let reply = ReportReply { refused: String::new(), generations };
         Ok(Taken { reply, doubted })
+    }
+
+    /// Compares each VM of a report with what the store has of it.
+    async fn compare_all(
+        &self,
+        store: &dyn Store,
+        host: &HostId,
+        report: &HostReport,
+        now: Timestamp,
+    ) -> Result<Compared, StoreError> {
+        let mut generations = Vec::with_capacity(report.vms.len());
+        let mut doubted = Vec::new();
+        let mut agreed = steady::is_whole(report);
+        let owned = store.vms_on(host).await?;
+        let mut owned: BTreeMap<VmId, VmRow> = owned.into_iter().map(|row| (row.id, row)).collect();
+        for vm in &report.vms {
+            let Ok(id) = vm.vm_id.parse::<VmId>() else {
+                agreed = false;
+                continue;
+            };
+            let known = match owned.remove(&id) {
+                Some(row) => Some(row),
+                None => store.vm(id).await?,
+            };
+            agreed &= known.as_ref().is_some_and(|row| steady::agree(host, vm, row));
+            if let Some(row) = truth::compare(store, host, report, (id, vm, known), now).await? {
+                let row = self.lives_after_all(store, host, (vm, row), now).await?;
+                doubted.extend(truth::doubted(host, report, (vm, &row)));
+                generations.push(generation(&row));
+            }
+        }
+        Ok(Compared { generations, doubted, agreed })
     }
 
     /// Keeps a report that says the same as the one before, all of which agrees with the store, and

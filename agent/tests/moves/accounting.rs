@@ -157,7 +157,6 @@ impl Drop for HugePages {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::print_stderr, reason = "what was not run is said by name")]
 async fn huge_pages_count_like_any_other() {
     let pool = match HugePages::new() {
         Ok(pool) => pool,

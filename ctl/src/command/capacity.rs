@@ -31,9 +31,9 @@ struct Size {
 /// Reads a size: memory with its unit, and vCPUs with at most three decimals.
 fn size(text: &str) -> Result<Size, String> {
     let (memory, cpu) =
-        text.split_once(',').ok_or("write it as MEM,CPU, for example 4GiB,2".to_owned())?;
+        text.split_once(',').ok_or_else(|| "write it as MEM,CPU, for example 4GiB,2".to_owned())?;
     let memory_bytes = memory_bytes(memory.trim())?;
-    let cpu_milli = cpu_milli(cpu.trim()).ok_or(format!("{cpu} is no number of vCPUs"))?;
+    let cpu_milli = cpu_milli(cpu.trim()).ok_or_else(|| format!("{cpu} is no number of vCPUs"))?;
     Ok(Size { memory_bytes, cpu_milli })
 }
 
