@@ -1,11 +1,13 @@
 //! Declarations that a host is dead, and what they are worth.
 
+use std::collections::BTreeMap;
+
 use tracing::{error, warn};
 use vmferry_planner_core::migration::{GoneProof, ProofKind};
 use vmferry_proto::v1::{Knowledge, VmReport};
 use vmferry_types::{HostId, PowerState, Role, Timestamp};
 
-use super::Inventory;
+use super::{Entry, Inventory};
 use crate::store::{Declaration, DeclarationKind, Followed, HostRow, Store, StoreError, VmRow};
 
 /// What a declaration of death is worth.
@@ -140,9 +142,9 @@ impl Inventory {
     ///
     /// Fails if the store does.
     pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let known = self.boots();
         let rows = store.hosts().await?;
-        // What is gone from the store was deleted. One that lives introduces itself again.
-        self.locked().retain(|id, _| rows.iter().any(|row| row.id == *id));
+        self.forget_deleted(&known, &rows);
         for row in rows {
             let mut entries = self.locked();
             let entry = entries.entry(row.id.clone()).or_default();
@@ -159,6 +161,23 @@ impl Inventory {
             }
         }
         Ok(())
+    }
+
+    /// Returns the boot that each host is known under.
+    fn boots(&self) -> BTreeMap<HostId, Option<String>> {
+        let boot = |entry: &Entry| entry.row.as_ref().map(|row| row.boot_id.clone());
+        self.locked().iter().map(|(id, entry)| (id.clone(), boot(entry))).collect()
+    }
+
+    /// Forgets hosts that were known before all were read, and are gone: they were deleted. Who has
+    /// introduced itself since is not among those that were read. A deleted host comes back under
+    /// another boot only.
+    fn forget_deleted(&self, known: &BTreeMap<HostId, Option<String>>, rows: &[HostRow]) {
+        self.locked().retain(|id, entry| {
+            let boot = entry.row.as_ref().map(|row| &row.boot_id);
+            let since = known.get(id).is_none_or(|known| known.as_ref() != boot);
+            since || rows.iter().any(|row| row.id == *id)
+        });
     }
 
     /// Takes note that a host lives under a boot: a declaration of that boot's death was wrong.
@@ -220,5 +239,46 @@ impl Inventory {
                 "VM was taken for lost by a declaration that is void: it runs");
         }
         Ok(store.vm(row.id).await?.unwrap_or(row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    fn row(host: &str, boot_id: &str) -> HostRow {
+        HostRow {
+            id: host.parse().unwrap(),
+            name: host.to_owned(),
+            boot_id: boot_id.to_owned(),
+            agent_address: format!("{host}:1"),
+            last_report: Timestamp(1),
+            declared_dead: None,
+        }
+    }
+
+    fn introduce(inventory: &Inventory, row: HostRow) {
+        let id = row.id.clone();
+        inventory.locked().entry(id).or_default().row = Some(row);
+    }
+
+    #[test]
+    fn a_host_that_introduces_itself_while_all_are_read_stays() {
+        let inventory = Inventory {
+            settings: BTreeMap::new(),
+            directory: Arc::default(),
+            entries: Mutex::default(),
+        };
+        for host in ["a", "deleted", "back"] {
+            introduce(&inventory, row(host, "boot"));
+        }
+        let (known, read) = (inventory.boots(), [row("a", "boot")]);
+        introduce(&inventory, row("new", "boot"));
+        introduce(&inventory, row("back", "next boot"));
+        inventory.forget_deleted(&known, &read);
+        let left: Vec<HostId> = inventory.locked().keys().cloned().collect();
+        assert_eq!(left, ["a", "back", "new"].map(|host| host.parse().unwrap()));
     }
 }
