@@ -212,6 +212,29 @@ impl Clients {
         .await
     }
 
+    /// Waits until memory crosses while the guest runs. Of several planners only the one that drives
+    /// sees how much, and it need not be the one that was asked to move.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the migration as it was last seen.
+    pub async fn wait_crossing(&self, id: &str, bound: Duration) -> Result<()> {
+        let crosses = |m: &Migration| m.phase == "admitted" && m.bytes_transferred > 0;
+        wait_for(format_args!("migration {id} to copy"), bound, || async {
+            let mut seen = Vec::new();
+            for mut planner in self.planners() {
+                match planner.get_migration(GetMigrationRequest { id: id.to_owned() }).await {
+                    Ok(reply) if crosses(reply.get_ref()) => return Ok(Level::Reached(())),
+                    Ok(reply) => seen.push(describe(reply.get_ref())),
+                    Err(status) if is_away(&status) => seen.push(status.to_string()),
+                    Err(status) => return Err(status.into()),
+                }
+            }
+            Ok(Level::NotYet(seen.join("; ")))
+        })
+        .await
+    }
+
     /// Waits until a migration is over and fails unless it ended so.
     ///
     /// # Errors

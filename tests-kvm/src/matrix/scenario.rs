@@ -351,8 +351,7 @@ async fn under_way(
     let mut stage = stage(cluster, vm, Asked::Migrate(wanted), monitors).await?;
     let answer = stage.answer().await?.context("begin to move")?;
     let id = answer.clone().context("a move is a migration")?;
-    let crosses = |m: &Migration| m.phase == "admitted" && m.bytes_transferred > 0;
-    cluster.clients.wait_migration(&id, "to copy", POINT_BOUND, crosses).await?;
+    cluster.clients.wait_crossing(&id, POINT_BOUND).await?;
     stage.call.spawn(async { Ok(answer) });
     Ok(stage)
 }

@@ -34,15 +34,23 @@ pub(super) fn either(stores: &[Store], verdicts: &BTreeMap<&str, &Verdict>) -> S
     text + "\n| cell | seen |\n|---|---|\n" + &each + "\n"
 }
 
-/// Spells an end as the verdicts do.
+/// Spells an end as the verdicts do, and what is behind it that they say in figures.
 fn spell(end: End) -> String {
-    format!("{}, {}", end.phase.unwrap_or("-"), short(end.place.label()))
+    let after = after_commit(end.generations);
+    format!("{}, {}{after}", end.phase.unwrap_or("-"), short(end.place.label()))
+}
+
+/// Two generations are taken only by a move that is taken back after its commit.
+const fn after_commit(generations: u64) -> &'static str {
+    if generations > 1 { ", after the commit" } else { "" }
 }
 
 fn seen_of(cell: &Cell, verdicts: &BTreeMap<&str, &Verdict>) -> Option<String> {
     let verdict = verdicts.get(cell.name().as_str())?;
     let seen = verdict.evidence.as_ref().filter(|_| verdict.failure.is_none())?;
-    Some(format!("{}, {}", seen.phase, short(&seen.place)))
+    // A guest that is moved was started once.
+    let after = after_commit(seen.generation.saturating_sub(1));
+    Some(format!("{}, {}{after}", seen.phase, short(&seen.place)))
 }
 
 /// Says where each transition of the machine is shown, and each fault point that has no cell.
