@@ -10,7 +10,7 @@ use vmferry_sim::weather::{Blow, Weather};
 use vmferry_sim::world::{Invariant, Mishap, PointKind, Violation};
 
 /// How many schedules a mistake may hide from.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 2000;
 
 /// Lets happen what a mistake is about, where chance alone would take too long to.
 #[expect(clippy::too_many_lines, reason = "one arm a mistake")]
