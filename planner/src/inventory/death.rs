@@ -1,5 +1,7 @@
 //! Declarations that a host is dead, and what they are worth.
 
+use std::collections::BTreeMap;
+
 use tracing::{error, warn};
 use vmferry_planner_core::migration::{GoneProof, ProofKind};
 use vmferry_proto::v1::{Knowledge, VmReport};
@@ -140,6 +142,7 @@ impl Inventory {
     ///
     /// Fails if the store does.
     pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let before = self.boots();
         for row in store.hosts().await? {
             let mut entries = self.locked();
             let entry = entries.entry(row.id.clone()).or_default();
@@ -148,6 +151,11 @@ impl Inventory {
                 Some(known) if entry.heard.is_some() => {
                     let newer = merged(known.declared_dead.take(), row.declared_dead);
                     known.declared_dead = newer;
+                    // Under a later boot another planner has heard it. Whoever hears a boot writes it
+                    // before it keeps it, so what is known since before the reading is no later one.
+                    if before.get(&row.id) == Some(&known.boot_id) {
+                        known.boot_id = row.boot_id;
+                    }
                 }
                 Some(_) | None => {
                     self.directory.learn(&row.id, &row.agent_address);
@@ -156,6 +164,15 @@ impl Inventory {
             }
         }
         Ok(())
+    }
+
+    /// Returns the boots under which hosts are known.
+    fn boots(&self) -> BTreeMap<HostId, String> {
+        let entries = self.locked();
+        let boots = entries.iter().filter_map(|(host, entry)| {
+            entry.row.as_ref().map(|row| (host.clone(), row.boot_id.clone()))
+        });
+        boots.collect()
     }
 
     /// Takes note that a host lives under a boot: a declaration of that boot's death was wrong.
