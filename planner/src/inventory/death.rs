@@ -142,9 +142,9 @@ impl Inventory {
     ///
     /// Fails if the store does.
     pub async fn reread(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let known = self.boots();
+        let before = self.boots();
         let rows = store.hosts().await?;
-        self.forget_deleted(&known, &rows);
+        self.forget_deleted(&before, &rows);
         for row in rows {
             let mut entries = self.locked();
             let entry = entries.entry(row.id.clone()).or_default();
@@ -153,6 +153,11 @@ impl Inventory {
                 Some(known) if entry.heard.is_some() => {
                     let newer = merged(known.declared_dead.take(), row.declared_dead);
                     known.declared_dead = newer;
+                    // Under a later boot another planner has heard it. Whoever hears a boot writes it
+                    // before it keeps it, so what is known since before the reading is no later one.
+                    if before.get(&row.id).and_then(Option::as_ref) == Some(&known.boot_id) {
+                        known.boot_id = row.boot_id;
+                    }
                 }
                 Some(_) | None => {
                     self.directory.learn(&row.id, &row.agent_address);

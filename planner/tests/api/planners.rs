@@ -157,6 +157,34 @@ async fn a_host_that_another_planner_hears_is_not_declared_dead() {
 }
 
 #[tokio::test]
+async fn a_death_counts_also_for_a_planner_that_heard_the_host_under_an_older_boot_only() {
+    let (one, two, _database) = two_planners().await;
+    one.report(&HOSTS).await;
+    two.report(&HOSTS).await;
+    let mut booted = two.world.report("a");
+    booted.boot_id = "another boot".to_owned();
+    booted.agent_instance = "another process".to_owned();
+    assert_eq!(two.planner.report(booted).await.unwrap().refused, "");
+    two.world.silence("a");
+    let host = "a".parse().unwrap();
+    let long_ago = vmferry_types::Timestamp(1);
+    two.planner.store().hear_host(&host, &one.planner.owner, long_ago).await.unwrap();
+    let asked = v1::DeclareHostDeadRequest {
+        host: "a".to_owned(),
+        confirmation: "i-have-powered-it-off".to_owned(),
+        reason: "it burnt".to_owned(),
+        by: "ann".to_owned(),
+    };
+    two.planner.declare_host_dead(asked).await.unwrap();
+    let counts = async {
+        while one.planner.get_host("a").await.unwrap().status != "dead" {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), counts).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_keeps_a_driver_is_shown_by_a_planner_that_does_not_drive() {
     let (one, two, _database) = two_planners().await;
     one.start("web1", 1, "a").await;
