@@ -407,9 +407,10 @@ pub(crate) fn kill(pid: u32) {
 
 /// Waits until something is so.
 pub(crate) async fn until(so: impl Fn() -> bool) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(2));
     let waiting = async {
         while !so() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            ticks.tick().await;
         }
     };
     assert!(tokio::time::timeout(BOUND, waiting).await.is_ok(), "it never became so");

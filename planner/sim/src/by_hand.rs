@@ -95,14 +95,7 @@ impl World {
 
 impl ByHand {
     async fn carry_out(&mut self) -> Result<(), Refusal> {
-        let claim = v1::ClaimRequest {
-            vm_id: self.vm.to_string(),
-            migration_id: self.migration.to_string(),
-            generation: self.generation,
-            claim: self.claim,
-            hold_limit_ms: 0,
-        };
-        self.ask(&self.destination.clone(), Ask::Claim(claim)).await?;
+        self.claim_destination().await?;
         let arm = Action::ArmReceiver(v1::ArmReceiver::default());
         let Some(listener) = self.command(Side::Destination, arm).await?.listener else {
             return Ok(());
@@ -141,6 +134,10 @@ impl ByHand {
         if let Tell::Observation(seen) = self.ask(&self.source, again).await? {
             self.claim = self.claim.max(seen.claim);
         }
+        self.claim_destination().await
+    }
+
+    async fn claim_destination(&self) -> Result<(), Refusal> {
         let claim = v1::ClaimRequest {
             vm_id: self.vm.to_string(),
             migration_id: self.migration.to_string(),

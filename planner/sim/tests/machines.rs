@@ -1,4 +1,5 @@
-//! Machines whose clocks are wrong, or that stand still for a while.
+//! Machines whose clocks are wrong, or that stand still for a while. Time is virtual: what sleeps here
+//! waits for nothing real.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -70,7 +70,11 @@ impl Planner {
         let gone = runs && seen.knowledge() == v1::Knowledge::Known && seen.gone.is_some();
         let same = seen.generation == lost.generation.value() && seen.claim <= lost.claim.value();
         let shut_down = RunState::from_qemu(&seen.run_state) == RunState::Shutdown;
-        if gone && same && (shut_down || doubted.by == EndedBy::Guest) {
+        // What the report said of an end counts for that process, and not for one started since.
+        let told = seen.gone.as_ref().is_some_and(|now| {
+            doubted.by == EndedBy::Guest && (now.pid, now.start_time) == doubted.process
+        });
+        if gone && same && (shut_down || told) {
             // Its guest turned itself off: nothing was lost.
             let (host, power) = (lost.host.clone(), PowerState::Stopped);
             let (generation, claim) = (lost.generation, lost.claim);

@@ -455,9 +455,13 @@ impl Planner {
     }
 }
 
-/// Returns the newest owner that an agent knows of, if the row does not know of it.
+/// Returns the newest owner that an end's agent knows of, if the row does not know of it: that end
+/// obeys the row no more. What other hosts say keeps no driver from going on.
 fn overtaken(row: &MigrationRow, seen: &Picture) -> Option<(HostId, Generation)> {
-    let said = seen.hosts.iter().flat_map(|host| host.vms.iter().map(|there| (&host.id, there)));
+    let is_end =
+        |host: &HostId| *host == row.migration.source || row.migration.destination() == Some(host);
+    let ends = seen.hosts.iter().filter(|host| is_end(&host.id));
+    let said = ends.flat_map(|host| host.vms.iter().map(|there| (&host.id, there)));
     said.filter(|(_, there)| there.vm == row.migration.vm)
         .map(|(host, there)| (host.clone(), there.generation))
         .max_by_key(|(_, generation)| *generation)

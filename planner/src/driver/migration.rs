@@ -434,8 +434,11 @@ impl<'a> Run<'a> {
         }
         self.lease_due = now + self.planner.lease_renewal();
         let (_, until) = self.planner.lease().await?;
-        self.share_trouble().await?;
-        self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await
+        let held = self.planner.store().renew_lease(&self.row, &self.planner.owner, until).await?;
+        if held {
+            self.share_trouble().await;
+        }
+        Ok(held)
     }
 
     /// Sends what is owed, once there is a link for it.
@@ -446,18 +449,21 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Lets those who look at the row with another planner see what keeps it from going on.
-    async fn share_trouble(&mut self) -> Result<(), StoreError> {
+    /// Lets those who look at the row with another planner see what keeps it from going on. What
+    /// cannot be written now is tried again at the next renewal: a note ends no drive.
+    async fn share_trouble(&mut self) {
         if self.planner.store().sharing() == Sharing::Alone {
-            return Ok(());
+            return;
         }
         let seen = self.planner.live.seen(self.row.migration.id).trouble;
         let trouble = seen.map(|(text, since)| Trouble { text, since: Timestamp(since) });
-        if trouble != self.row.trouble {
-            self.planner.store().note_trouble(&self.row, trouble.as_ref()).await?;
-            self.row.trouble = trouble;
+        if trouble == self.row.trouble {
+            return;
         }
-        Ok(())
+        match self.planner.store().note_trouble(&self.row, trouble.as_ref()).await {
+            Ok(()) => self.row.trouble = trouble,
+            Err(error) => warn!(error = %Chain(&error), "what keeps it from going on is not noted"),
+        }
     }
 
     /// Sends what is owed, unless it is under way, was just answered, or has to wait.

@@ -94,6 +94,10 @@ pub async fn heed_death(
         let look = v1::ObserveRequest { vm_id: vm.to_string(), claim: 0 };
         if let Ok(now) = planner.parts.agents.observe(host, look).await {
             inventory.hear_from(planner.store(), host, &now.boot_id, clock::now()).await?;
+            // Whoever answers from another boot lives, and says itself what of the dead one is gone.
+            if !declaration.proves_gone(&now.boot_id) {
+                return Ok(None);
+            }
         }
         inventory.note_asked_after(host, &declaration);
     }

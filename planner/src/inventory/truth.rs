@@ -163,6 +163,8 @@ pub enum EndedBy {
 pub struct Doubted {
     /// What is lost by it, if it is.
     pub lost: Lost,
+    /// The process that ended: its id, and when it started.
+    pub process: (u32, u64),
     /// Whose doing it was.
     pub by: EndedBy,
 }
@@ -192,8 +194,11 @@ pub(super) fn doubted(
         cause: loss(host, vm, gone),
     };
     let by = if vm.guest_end == TURNED_OFF { EndedBy::Guest } else { EndedBy::Itself };
-    (same && !open && Claim::from_stored(vm.claim) <= row.claim)
-        .then(|| Doubted { lost: lost(), by })
+    (same && !open && Claim::from_stored(vm.claim) <= row.claim).then(|| Doubted {
+        lost: lost(),
+        process: (gone.pid, gone.start_time),
+        by,
+    })
 }
 
 /// Says how a QEMU ended, in its own words where it left any.

@@ -210,11 +210,26 @@ impl Bench {
     }
 }
 
+/// Waits until a look finds what it looks for.
+pub(crate) async fn found<T>(look: impl AsyncFn() -> Option<T>) -> T {
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let looking = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            ticks.tick().await;
+        }
+    };
+    tokio::time::timeout(BOUND, looking).await.expect("it never became so")
+}
+
 /// Waits until something is so.
 pub(crate) async fn until(so: impl Fn() -> bool) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(2));
     let waiting = async {
         while !so() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            ticks.tick().await;
         }
     };
     assert!(tokio::time::timeout(BOUND, waiting).await.is_ok(), "it never became so");

@@ -165,6 +165,20 @@ async fn a_guest_that_turned_itself_off_is_stopped_and_not_lost() {
 }
 
 #[tokio::test]
+async fn what_a_report_said_of_an_end_counts_for_no_process_started_since() {
+    let bench = Bench::new(&["a"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.kill("a", &vm.id);
+    let mut report = bench.world.report("a");
+    for told in &mut report.vms {
+        "shutdown".clone_into(&mut told.guest_end);
+        told.gone.as_mut().unwrap().pid += 1;
+    }
+    bench.planner.report(report).await.unwrap();
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "lost");
+}
+
+#[tokio::test]
 async fn a_vm_stops_and_starts_again_under_its_generation() {
     let bench = Bench::new(&["a", "b"]).await;
     let vm = bench.start("web1", 1, "b").await;

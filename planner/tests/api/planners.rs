@@ -7,7 +7,8 @@ use uuid::Uuid;
 use vmferry_planner::config::StoreUrl;
 use vmferry_proto::v1;
 
-use crate::bench::{Bench, definition, until};
+use crate::bench::{Bench, definition, found, until};
+use crate::operator::dead;
 use crate::world::{Pace, Silence, World};
 
 const HOSTS: [&str; 2] = ["a", "b"];
@@ -138,12 +139,7 @@ async fn a_host_that_another_planner_hears_is_not_declared_dead() {
     two.report(&["a"]).await;
     // Only the way from the first planner is broken: to it, the host is as if it were off.
     one.world.silence("a");
-    let asked = v1::DeclareHostDeadRequest {
-        host: "a".to_owned(),
-        confirmation: "i-have-powered-it-off".to_owned(),
-        reason: "it says nothing".to_owned(),
-        by: "ann".to_owned(),
-    };
+    let asked = dead("a");
     let error = one.planner.declare_host_dead(asked.clone()).await.unwrap_err();
     assert_eq!(error.blockers()[0].code, "host_heard", "{error}");
     assert_eq!(one.planner.get_vm("web1").await.unwrap().power, "running");
@@ -169,19 +165,13 @@ async fn a_death_counts_also_for_a_planner_that_heard_the_host_under_an_older_bo
     let host = "a".parse().unwrap();
     let long_ago = vmferry_types::Timestamp(1);
     two.planner.store().hear_host(&host, &one.planner.owner, long_ago).await.unwrap();
-    let asked = v1::DeclareHostDeadRequest {
-        host: "a".to_owned(),
-        confirmation: "i-have-powered-it-off".to_owned(),
-        reason: "it burnt".to_owned(),
-        by: "ann".to_owned(),
-    };
+    let asked = dead("a");
     two.planner.declare_host_dead(asked).await.unwrap();
-    let counts = async {
-        while one.planner.get_host("a").await.unwrap().status != "dead" {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(20), counts).await.unwrap();
+    found(async || {
+        let host = one.planner.get_host("a").await.unwrap();
+        (host.status == "dead").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -193,16 +183,9 @@ async fn what_keeps_a_driver_is_shown_by_a_planner_that_does_not_drive() {
     let asked = one.migrate("web1", "b").await;
     let id = asked.id.parse().unwrap();
     let store = two.planner.store();
-    let shared = async {
-        loop {
-            let row = store.migration(id).await.unwrap().unwrap();
-            if row.trouble.is_some() {
-                return row;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    let mut row = tokio::time::timeout(std::time::Duration::from_secs(20), shared).await.unwrap();
+    let mut row =
+        found(async || store.migration(id).await.unwrap().filter(|row| row.trouble.is_some()))
+            .await;
     // As somebody sees it who drives nothing, and comes by an hour later.
     row.notes.entered_us = 0;
     let stuck = vmferry_planner::view::stuck(&row, &vmferry_planner::live::Seen::default());

@@ -2,7 +2,7 @@
 
 use futures::future::join_all;
 use vmferry_planner::live::Seen;
-use vmferry_planner::store::{Declaration, DeclarationKind};
+use vmferry_planner::store::{Declaration, DeclarationKind, HostRow, SavedHost};
 use vmferry_planner_core::migration::{Event, Stood};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Timestamp};
@@ -307,4 +307,34 @@ async fn a_death_is_not_believed_by_a_planner_that_has_not_asked_the_host_once()
     bench.planner.cancel_migration(&asked.id).await.unwrap();
     assert_eq!(bench.ended(&asked.id).await.phase, "aborted");
     assert_eq!(bench.world.running(&vm.id), ["a"]);
+}
+
+#[tokio::test]
+async fn a_host_that_answers_from_another_boot_than_the_dead_one_is_asked_and_not_taken_for_dead() {
+    let bench = Bench::new(&["a", "b"]).await;
+    let vm = bench.start("web1", 1, "a").await;
+    bench.world.pace(Pace::Endless);
+    let asked = bench.migrate("web1", "b").await;
+    bench.see(&asked.id, |seen| seen.state == "syncing").await;
+    let host: HostId = "a".parse().unwrap();
+    let known = bench.planner.parts.inventory.row(&host).unwrap();
+    let before = HostRow { boot_id: "an older boot".to_owned(), ..known };
+    let store = bench.planner.store();
+    assert_eq!(store.save_host(&before).await.unwrap(), SavedHost::Saved);
+    let death = Declaration {
+        boot_id: before.boot_id,
+        at: vmferry_planner::clock::now(),
+        by: "ann".to_owned(),
+        kind: DeclarationKind::Operator,
+        reason: "it says nothing".to_owned(),
+        evidence: String::new(),
+        void: None,
+    };
+    store.declare_dead(&host, &death).await.unwrap();
+    let bench = bench.restart().await;
+    bench.planner.cancel_migration(&asked.id).await.unwrap();
+    assert_eq!(bench.ended(&asked.id).await.phase, "aborted");
+    assert_eq!(bench.planner.parts.inventory.dead(&host), Some(death), "it has not reported since");
+    assert_eq!(bench.world.running(&vm.id), ["a"]);
+    assert_eq!(bench.planner.get_vm("web1").await.unwrap().power, "running");
 }

@@ -1,10 +1,10 @@
 //! Starts and stops.
 
 use vmferry_planner::store::{
-    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Reservation, StoreError, TakePower, VmRow,
+    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, Refused,
+    Reservation, StoreError, TakePower, VmRow,
 };
-use vmferry_types::{Generation, MigrationId, PowerState, Seq, Timestamp};
+use vmferry_types::{MigrationId, PowerState, Seq, Timestamp};
 
 use super::Tables;
 use super::tables::{Open, Read};
@@ -59,25 +59,7 @@ impl Tables {
         if new.from_queue == FromQueue::Yes && !self.leave_queue(new.id, now_us) {
             return AdmitPower::Refused(Refused::InFlight { admission: new.id });
         }
-        let record = PowerRecord {
-            how: new.how.clone(),
-            deadline_ms: new.deadline_ms,
-            power_before: vm.power.label().to_owned(),
-            host_before: vm.host.as_ref().map(ToString::to_string),
-            ..PowerRecord::default()
-        };
-        if new.kind == PowerKind::Start {
-            if vm.generation < Generation::FIRST {
-                vm.generation = Generation::FIRST;
-            } else if vm.host.as_ref().is_some_and(|host| *host != new.host) {
-                vm.generation = vm.generation.next();
-            }
-            vm.host = Some(new.host.clone());
-        }
-        vm.claim = vm.claim.next();
-        vm.admission = Some(new.id);
-        vm.error = String::new();
-        vm.power = new.kind.under_way();
+        let record = new.begin(&mut vm);
         self.write_vm(&vm);
         self.reserve(Reservation {
             admission: new.id,

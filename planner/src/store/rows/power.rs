@@ -6,7 +6,7 @@ use vmferry_types::{
     Bytes, Claim, Generation, HostId, MigrationId, MilliCpu, PowerState, Seq, Timestamp, VmId,
 };
 
-use super::{Refused, Request, Room};
+use super::{Refused, Request, Room, VmRow};
 
 /// What a start or stop is about to be.
 #[derive(Debug)]
@@ -42,6 +42,36 @@ pub enum FromQueue {
     No,
     /// It did, and its row is taken out.
     Yes,
+}
+
+impl NewPower {
+    /// Gives a VM to a start or a stop; returns what has to be known to take that back.
+    ///
+    /// A start elsewhere changes who may run the VM. That its last process is gone was proven when
+    /// its row became `stopped` or `lost`: nothing else makes it so.
+    #[must_use]
+    pub fn begin(&self, vm: &mut VmRow) -> PowerRecord {
+        let record = PowerRecord {
+            how: self.how.clone(),
+            deadline_ms: self.deadline_ms,
+            power_before: vm.power.label().to_owned(),
+            host_before: vm.host.as_ref().map(ToString::to_string),
+            ..PowerRecord::default()
+        };
+        if self.kind == PowerKind::Start {
+            if vm.generation < Generation::FIRST {
+                vm.generation = Generation::FIRST;
+            } else if vm.host.as_ref().is_some_and(|host| *host != self.host) {
+                vm.generation = vm.generation.next();
+            }
+            vm.host = Some(self.host.clone());
+        }
+        vm.claim = vm.claim.next();
+        vm.admission = Some(self.id);
+        vm.error = String::new();
+        vm.power = self.kind.under_way();
+        record
+    }
 }
 
 /// Start or stop.

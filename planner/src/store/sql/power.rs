@@ -10,8 +10,8 @@ use super::queue::leave_queue;
 use super::rows::{self, admission_id, host_id, int, optional_uint, sql, uint, vm_id};
 use super::{SqlStore, Tx, commit, held};
 use crate::store::{
-    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, PowerRecord,
-    Refused, Reservation, StoreError, TakePower, VmRow,
+    AdmitPower, Commit, Ends, FromQueue, NewPower, PowerAction, PowerKind, PowerPhase, Refused,
+    Reservation, StoreError, TakePower, VmRow,
 };
 
 macro_rules! select_power {
@@ -109,32 +109,6 @@ fn refusal(new: &NewPower, vm: &VmRow, gate: Gate, reserved: &[Reservation]) -> 
     }
 }
 
-/// Gives a VM to a start or a stop; returns what has to be known to take that back.
-fn begin(new: &NewPower, vm: &mut VmRow) -> PowerRecord {
-    let record = PowerRecord {
-        how: new.how.clone(),
-        deadline_ms: new.deadline_ms,
-        power_before: vm.power.label().to_owned(),
-        host_before: vm.host.as_ref().map(ToString::to_string),
-        ..PowerRecord::default()
-    };
-    // A start elsewhere changes who may run the VM. That its last process is gone was proven when
-    // the row became `stopped` or `lost`: nothing else makes it so.
-    if new.kind == PowerKind::Start {
-        if vm.generation < Generation::FIRST {
-            vm.generation = Generation::FIRST;
-        } else if vm.host.as_ref().is_some_and(|host| *host != new.host) {
-            vm.generation = vm.generation.next();
-        }
-        vm.host = Some(new.host.clone());
-    }
-    vm.claim = vm.claim.next();
-    vm.admission = Some(new.id);
-    vm.error = String::new();
-    vm.power = new.kind.under_way();
-    record
-}
-
 impl SqlStore {
     pub(super) async fn insert_power(
         &self,
@@ -162,7 +136,7 @@ impl SqlStore {
         if new.from_queue == FromQueue::Yes && !leave_queue(&mut tx, new.id, now_us).await? {
             return Ok(AdmitPower::Refused(Refused::InFlight { admission: new.id }));
         }
-        let record = begin(new, &mut vm);
+        let record = new.begin(&mut vm);
         write_vm(&mut tx, &vm, now).await?;
         let reservation = Reservation {
             admission: new.id,
