@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use vmferry_planner_core::fleet::{Demand, Fleet, Host};
+use vmferry_planner_core::fleet::{Demand, Fleet, Host, Policy};
 use vmferry_planner_core::maintenance::{Crossing, PinsToSource};
 use vmferry_planner_core::migration::Blocker;
 use vmferry_planner_core::placement::{
-    Needs, NoPlacement, Refused as NotPlaced, Rejected, Request, place, reasons_against,
+    Needs, NoPlacement, Placement, Refused as NotPlaced, Rejected, Request, place, reasons_against,
 };
 use vmferry_proto::v1::{self, SourceDescription};
 use vmferry_types::{Bytes, HostId, MilliCpu, Percent, VmId};
@@ -17,7 +17,7 @@ use vmferry_types::{Bytes, HostId, MilliCpu, Percent, VmId};
 use crate::agents::AgentError;
 use crate::clock;
 use crate::definition::Outline;
-use crate::inventory::{held, snapshot};
+use crate::inventory::{core_policy, held, shortlist, snapshot};
 use crate::planner::Planner;
 use crate::store::{Grant, Room, Sake, StoreError, VmRow};
 
@@ -56,7 +56,6 @@ pub async fn destination(
         Ok(described) => described,
         Err(blockers) => return Ok(Found::Never { blockers }),
     };
-    let fleet = fleet_for(planner, sake).await?;
     let request = Request {
         vm: vm.id,
         demand: demand_on(planner, vm),
@@ -64,6 +63,15 @@ pub async fn destination(
         destination: asked.cloned(),
         needs: relaxed(needs_of_running(planner, vm, source, &description), source, sake),
     };
+    if own.is_empty()
+        && let Some((fleet, placement)) = among_the_best(planner, &request, sake).await?
+        && check(planner, &placement.host, &description).await.is_empty()
+    {
+        let grant = grant(planner, &fleet, &request, &placement.host);
+        return Ok(Found::Destination(Grant { pins: sake.pins, ..grant }));
+    }
+    // All that is in the way is to be told.
+    let fleet = fleet_for(planner, sake).await?;
     if own.is_empty() {
         return Ok(choose(planner, fleet, &request, &description, sake.pins).await);
     }
@@ -151,7 +159,6 @@ pub async fn start_host(
     outline: &Outline,
     asked: Option<&HostId>,
 ) -> Result<Found, StoreError> {
-    let fleet = fleet(planner).await?;
     let mut request = Request {
         vm: vm.id,
         demand: Demand { memory: outline.memory, cpu: outline.cpu },
@@ -160,15 +167,18 @@ pub async fn start_host(
         needs: needs_of_definition(outline),
     };
     // Its last host has its local disks and what is cached of the others; any other is second best.
-    let placed = place(&fleet, &request);
-    let placed = match placed {
-        Err(_) if asked.is_none() && vm.host.is_some() => {
-            request.destination = None;
-            place(&fleet, &request)
-        }
-        placed => placed,
-    };
-    Ok(match placed {
+    let sake = Sake::default();
+    let mut found = among_the_best(planner, &request, &sake).await?;
+    if found.is_none() && asked.is_none() && vm.host.is_some() {
+        request.destination = None;
+        found = among_the_best(planner, &request, &sake).await?;
+    }
+    if let Some((fleet, placement)) = found {
+        return Ok(Found::Destination(grant(planner, &fleet, &request, &placement.host)));
+    }
+    // All that is in the way is to be told.
+    let fleet = fleet(planner).await?;
+    Ok(match place(&fleet, &request) {
         Ok(placement) => Found::Destination(grant(planner, &fleet, &request, &placement.host)),
         Err(none) if none.refused.queues() => {
             Found::Wait { note: none.note(), blockers: none.blockers() }
@@ -177,17 +187,34 @@ pub async fn start_host(
     })
 }
 
+/// Looks for a place among the few hosts that are best by what they report; `None` if only a look at
+/// the whole fleet can tell. What is found is what that would find.
+async fn among_the_best(
+    planner: &Planner,
+    request: &Request,
+    sake: &Sake,
+) -> Result<Option<(Fleet, Placement)>, StoreError> {
+    let parts = &planner.parts;
+    let policy = with_reserves(core_policy(&parts.config.policy), sake);
+    let (fleet, list) =
+        shortlist(&parts.inventory, planner.store(), (policy, request), clock::now()).await?;
+    let found = place(&fleet, request).ok();
+    Ok(found.filter(|found| list.decides(&fleet, found)).map(|found| (fleet, found)))
+}
+
 /// Takes a snapshot with the reserves that the one who asks wants kept.
 async fn fleet_for(planner: &Planner, sake: &Sake) -> Result<Fleet, StoreError> {
-    let mut fleet = fleet(planner).await?;
+    let fleet = fleet(planner).await?;
+    Ok(Fleet { policy: with_reserves(fleet.policy, sake), ..fleet })
+}
+
+fn with_reserves(policy: Policy, sake: &Sake) -> Policy {
     let said = |percent: Option<u8>| percent.and_then(Percent::new);
-    if let Some(reserve) = said(sake.reserve_memory_percent) {
-        fleet.policy.reserve_memory = reserve;
+    Policy {
+        reserve_memory: said(sake.reserve_memory_percent).unwrap_or(policy.reserve_memory),
+        reserve_cpu: said(sake.reserve_cpu_percent).unwrap_or(policy.reserve_cpu),
+        ..policy
     }
-    if let Some(reserve) = said(sake.reserve_cpu_percent) {
-        fleet.policy.reserve_cpu = reserve;
-    }
-    Ok(fleet)
 }
 
 /// Leaves out what the one who asks allows a VM to do without.

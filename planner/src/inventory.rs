@@ -7,21 +7,31 @@
 
 mod death;
 mod fleet;
+mod kinds;
+mod shared;
+mod shortlist;
+mod speakers;
 mod steady;
 mod truth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::{Notify, Semaphore};
 use tracing::{info, warn};
+use vmferry_planner_core::capacity::promised;
 use vmferry_planner_core::fleet::{Demand, Report, VmUse};
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
 use vmferry_types::{Bytes, HostId, Millis, Role, Timestamp, VmId};
 
 pub use death::{Worth, proof as proof_of_death, words as words_of_death};
-pub use fleet::{held, snapshot};
+pub use fleet::{core_policy, held, snapshot};
+pub use shortlist::shortlist;
 pub use truth::{Doubted, EndedBy};
 
+use self::kinds::Kinds;
+use self::shared::{Shared, Urgency};
+use self::speakers::Speakers;
 use self::steady::Settled;
 use crate::agents::rpc::Directory;
 use crate::clock;
@@ -38,6 +48,9 @@ const SUPERSEDED_MAX: usize = 16;
 /// than begin while a command can still be under way.
 const REMEMBERED: u32 = 1000;
 
+/// As many reports are held against the store at once.
+const COMPARED_AT_ONCE: usize = 2;
+
 /// For so long after a report its address is that host's: another agent that reports under the
 /// same id from elsewhere meanwhile is a second one, not the same one moved.
 const ADDRESS_HELD: Millis = Millis(30_000);
@@ -49,6 +62,8 @@ pub struct KnownHost {
     pub report: Arc<HostReport>,
     /// The same in the words of the core: read once, used for every decision until the next.
     pub read: Arc<Report>,
+    /// What the VMs of that are promised together; `None` if it cannot be read.
+    pub promised: Option<Demand>,
     /// When that arrived, by the planner's clock.
     pub at: Timestamp,
 }
@@ -58,8 +73,7 @@ struct Entry {
     row: Option<HostRow>,
     heard: Option<KnownHost>,
     superseded: VecDeque<String>,
-    /// When other planners were last told that the host is heard.
-    shared: Option<Timestamp>,
+    shared: Shared,
     /// The declaration of death after which the host was asked once more.
     asked_after: Option<Declaration>,
     /// VMs that came to be here since the last report.
@@ -78,6 +92,13 @@ pub struct Inventory {
     settings: BTreeMap<HostId, HostSettings>,
     directory: Arc<Directory>,
     entries: Mutex<BTreeMap<HostId, Entry>>,
+    /// Locked after `entries`.
+    speakers: Mutex<Speakers>,
+    kinds: Kinds,
+    newly_heard: Notify,
+    /// So many reports are held against the store at once: a fleet that is heard for the first time
+    /// must not keep those who decide from it.
+    comparing: Semaphore,
 }
 
 /// What a report came to.
@@ -124,7 +145,23 @@ impl Inventory {
             let id = row.id.clone();
             entries.insert(id, Entry { row: Some(row), ..Entry::default() });
         }
-        Ok(Self { settings: config.hosts.clone(), directory, entries: Mutex::new(entries) })
+        Ok(Self::of(config.hosts.clone(), directory, entries))
+    }
+
+    fn of(
+        settings: BTreeMap<HostId, HostSettings>,
+        directory: Arc<Directory>,
+        entries: BTreeMap<HostId, Entry>,
+    ) -> Self {
+        Self {
+            settings,
+            directory,
+            entries: Mutex::new(entries),
+            speakers: Mutex::default(),
+            kinds: Kinds::default(),
+            newly_heard: Notify::new(),
+            comparing: Semaphore::new(COMPARED_AT_ONCE),
+        }
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<HostId, Entry>> {
@@ -181,19 +218,6 @@ impl Inventory {
         by_id.or_else(by_name).cloned()
     }
 
-    /// Says whether other planners are to be told again that a host is heard, and notes that they
-    /// are.
-    #[must_use]
-    pub fn to_be_shared(&self, host: &HostId, now: Timestamp, every: Millis) -> bool {
-        let mut entries = self.locked();
-        let Some(entry) = entries.get_mut(host) else { return false };
-        let due = entry.shared.is_none_or(|last| now < last || now.since(last) >= every);
-        if due {
-            entry.shared = Some(now);
-        }
-        due
-    }
-
     /// Counts a VM on a host that may not have reported it yet.
     ///
     /// Call it before the reservation is closed that held its place: a report takes a second to
@@ -211,6 +235,7 @@ impl Inventory {
         entry.arrived.insert(vm, arrived);
         if let Some(heard) = &mut entry.heard {
             count_too(Arc::make_mut(&mut heard.read), &entry.arrived);
+            heard.promised = promised(&heard.read);
         }
     }
 
@@ -241,14 +266,25 @@ impl Inventory {
     #[must_use]
     pub fn reported(&self, vm: VmId) -> Vec<(HostId, VmReport)> {
         let wanted = vm.to_string();
-        self.locked()
-            .iter()
-            .filter_map(|(id, entry)| {
-                let heard = entry.heard.as_ref()?;
+        let entries = self.locked();
+        self.speakers_of(vm)
+            .into_iter()
+            .filter_map(|id| {
+                let heard = entries.get(&id)?.heard.as_ref()?;
                 let report = heard.report.vms.iter().find(|vm| vm.vm_id == wanted)?;
-                Some((id.clone(), report.clone()))
+                Some((id, report.clone()))
             })
             .collect()
+    }
+
+    /// Returns the hosts that speak of a VM, in order.
+    fn speakers_of(&self, vm: VmId) -> Vec<HostId> {
+        self.speakers.lock().unwrap_or_else(PoisonError::into_inner).of(vm).to_vec()
+    }
+
+    /// Notes which VMs a host speaks of; its entry is locked.
+    fn speaks(&self, host: &HostId, before: Option<&HostReport>, now: Option<&HostReport>) {
+        self.speakers.lock().unwrap_or_else(PoisonError::into_inner).turn(host, before, now);
     }
 
     /// Takes a report.
@@ -303,6 +339,8 @@ impl Inventory {
             let reply = ReportReply { refused: String::new(), generations };
             return Ok(Taken { reply, doubted: Vec::new() });
         }
+        // It is never closed.
+        let _turn = self.comparing.acquire().await.ok();
         let Compared { mut generations, doubted, agreed } =
             self.compare_all(store, &host, &report, now).await?;
         if report.journal_unreadable {
@@ -365,19 +403,21 @@ impl Inventory {
         let mut entries = self.locked();
         let entry = entries.get_mut(host)?;
         let heard = entry.heard.as_mut()?;
+        let settled = entry.settled.as_ref();
         let settled =
-            entry.settled.as_ref().filter(|settled| settled.mark == mark && settled.counts(now))?;
+            settled.filter(|settled| settled.mark == mark && settled.counts(host, now))?;
         if !steady::same_but_for_figures(&heard.report, report) {
             return None;
         }
         let generations = settled.generations.clone();
         let as_read = entry.arrived.is_empty() && !entry.counts_more;
         if as_read && steady::repeats(&heard.report, report) {
+            self.heard_now(&mut entry.shared, Some(heard.at), now);
             entry.sequence = report.sequence;
             heard.at = now;
             Arc::make_mut(&mut heard.read).at = now;
         } else {
-            Self::take_in(entry, Arc::clone(report), now);
+            self.take_in(host, entry, Arc::clone(report), now);
         }
         Some(generations)
     }
@@ -460,7 +500,17 @@ impl Inventory {
 
     /// Forgets a host that was deleted.
     pub fn forget(&self, host: &HostId) {
-        self.locked().remove(host);
+        let mut entries = self.locked();
+        if let Some(entry) = entries.remove(host) {
+            self.speaks(host, entry.heard.as_ref().map(|heard| &*heard.report), None);
+        }
+    }
+
+    fn heard_now(&self, shared: &mut Shared, before: Option<Timestamp>, now: Timestamp) {
+        match shared.heard(before, now) {
+            Urgency::AtOnce => self.newly_heard.notify_one(),
+            Urgency::InTime => {}
+        }
     }
 
     fn keep(&self, host: &HostId, report: Arc<HostReport>, now: Timestamp) {
@@ -476,23 +526,22 @@ impl Inventory {
             }
         }
         entry.settled = None;
-        Self::take_in(entry, report, now);
+        self.take_in(host, entry, report, now);
     }
 
     /// Reads a report, with what came since the one before.
-    fn take_in(entry: &mut Entry, report: Arc<HostReport>, now: Timestamp) {
-        let mut read = fleet::read(&report, now);
-        // A host says the same of its QEMU each time.
-        if let Some(before) = &entry.heard
-            && before.read.capabilities == read.capabilities
-        {
-            read.capabilities = Arc::clone(&before.read.capabilities);
-        }
+    fn take_in(&self, host: &HostId, entry: &mut Entry, report: Arc<HostReport>, now: Timestamp) {
+        let before = entry.heard.as_ref();
+        let capabilities = self.kinds.read(before, &report);
+        let mut read = fleet::read(&report, capabilities, now);
+        self.speaks(host, before.map(|before| &*before.report), Some(&report));
+        self.heard_now(&mut entry.shared, before.map(|before| before.at), now);
         let arrived = std::mem::take(&mut entry.arrived);
         entry.counts_more = !arrived.is_empty();
         count_too(&mut read, &arrived);
         entry.sequence = report.sequence;
-        entry.heard = Some(KnownHost { read: Arc::new(read), report, at: now });
+        let promised = promised(&read);
+        entry.heard = Some(KnownHost { read: Arc::new(read), promised, report, at: now });
     }
 }
 
@@ -600,7 +649,7 @@ mod tests {
         };
         let said = |vms: Vec<VmReport>| {
             let message = HostReport { vms, ..HostReport::default() };
-            let mut read = fleet::read(&message, Timestamp(1));
+            let mut read = fleet::read(&message, Arc::default(), Timestamp(1));
             count_too(&mut read, &BTreeMap::from([(vm, arrived)]));
             read.vms.and_then(|vms| vms.get(&vm).copied())
         };

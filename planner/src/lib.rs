@@ -31,6 +31,7 @@ pub mod queue;
 pub mod reconciler;
 pub mod rest;
 pub mod server;
+mod sharing;
 pub mod shutdown;
 pub mod store;
 mod sweep;

@@ -15,8 +15,8 @@ use crate::clock;
 use crate::planner::{Drives, Planner};
 use crate::queue;
 use crate::store::{EmptyingFilter, Filter, OnlyOpen, Sharing, StoreError, Which, lease_holds};
-use crate::sweep;
 use crate::telemetry::Chain;
+use crate::{sharing, sweep};
 
 /// Rows without a driver are looked for this often, though nothing woke it; more often where
 /// leases are short, so that one that has ended is found at once.
@@ -26,7 +26,12 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// The queue runs beside, so that a source that does not answer keeps no other row waiting.
 pub async fn run(planner: Arc<Planner>) {
-    tokio::join!(drivers(&planner), queue::run(&planner), sweep::run(&planner));
+    tokio::join!(
+        drivers(&planner),
+        queue::run(&planner),
+        sweep::run(&planner),
+        sharing::run(&planner)
+    );
 }
 
 async fn drivers(planner: &Arc<Planner>) {

@@ -27,10 +27,11 @@ pub use rows::{
     Admission, AdmitPower, Adopted, AskHost, BegunFor, Change, Commit, Cordon, Declaration,
     DeclarationKind, Declared, Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow,
     EmptyingNotes, EmptyingRow, Ends, Filter, Followed, FromQueue, Grant, Granted, HostAnswer,
-    HostDone, HostRow, LogRow, Lost, Mark, MigrationRow, NewEmptying, NewMigration, NewPower,
-    Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart, QueuedStart,
-    Refused, Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState, TakeEmptying,
-    TakeOver, TakePower, Tombstone, VmRow, Which, check_changes, lease_holds, slot_of,
+    HostDone, HostRow, HostsMark, LogRow, Lost, Mark, MigrationRow, NewEmptying, NewMigration,
+    NewPower, Notes, OnlyOpen, PowerAction, PowerKind, PowerPhase, PowerRecord, QueueStart,
+    QueuedStart, Refused, Request, Reservation, Room, Sake, SavedHost, Slot, SlotRow, SlotState,
+    TakeEmptying, TakeOver, TakePower, Tombstone, VmRow, Which, check_changes, lease_holds,
+    slot_of,
 };
 
 /// Says why the store could not do what it was asked.
@@ -122,6 +123,12 @@ pub enum StoreError {
         /// Why.
         source: vmferry_planner_core::lifecycle::Refusal,
     },
+    /// What was read for several at once could not be read.
+    #[error("store: what was asked for with others could not be read")]
+    Together {
+        /// Why.
+        source: std::sync::Arc<StoreError>,
+    },
     /// An open migration's VM belongs to no or another admission.
     #[error("store: migration {migration} is open, but its VM is not given to it")]
     Orphan {
@@ -154,8 +161,12 @@ pub trait Store: std::fmt::Debug + Send + Sync + 'static {
     fn hosts(&self) -> Stored<'_, Vec<HostRow>>;
     /// Writes what a host said of itself, unless another host has its name.
     fn save_host<'a>(&'a self, host: &'a HostRow) -> Stored<'a, SavedHost>;
-    /// Writes that a planner has heard a host, by the [lease clock](Self::lease_clock).
-    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()>;
+    /// Reads what is different once any host was written; `None` if nobody keeps it.
+    fn hosts_mark(&self) -> Stored<'_, Option<HostsMark>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+    /// Writes that a planner has heard some hosts, by the [lease clock](Self::lease_clock).
+    fn hear_hosts<'a>(&'a self, hosts: &'a [HostId], by: &'a str, at: Timestamp) -> Stored<'a, ()>;
     /// Reads when planners other than `by` heard a host last.
     fn heard_by_another<'a>(
         &'a self,

@@ -13,11 +13,13 @@ use vmferry_types::PowerState;
 use crate::clock;
 use crate::inventory::words_of_death;
 use crate::planner::Planner;
-use crate::store::{Lost, Sharing, StoreError};
+use crate::store::{HostsMark, Lost, Sharing, StoreError};
 use crate::telemetry::Chain;
 
 /// What other planners declare is read this often.
 const REREAD: Duration = Duration::from_secs(1);
+/// Hosts are read again after so many of those, though none seems to have been written.
+const REREAD_WHOLE: u32 = 60;
 /// VMs are looked through this often, in units of [`REREAD`], while a host is dead.
 const SWEEP: u32 = 5;
 
@@ -26,9 +28,13 @@ pub(crate) async fn run(planner: &Arc<Planner>) {
     let mut tick = tokio::time::interval(REREAD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut ticks = 0_u32;
+    let mut known = None;
     loop {
         tick.tick().await;
-        let looked = match reread(planner).await {
+        if ticks.is_multiple_of(REREAD_WHOLE) {
+            known = None;
+        }
+        let looked = match reread(planner, &mut known).await {
             Ok(()) if ticks.is_multiple_of(SWEEP) => look_through(planner).await,
             reread @ (Ok(()) | Err(_)) => reread,
         };
@@ -39,11 +45,18 @@ pub(crate) async fn run(planner: &Arc<Planner>) {
     }
 }
 
-async fn reread(planner: &Planner) -> Result<(), StoreError> {
-    match planner.store().sharing() {
-        Sharing::Alone => Ok(()),
-        Sharing::Shared => planner.parts.inventory.reread(planner.store()).await,
+/// Reads the hosts again, unless none was written since.
+async fn reread(planner: &Planner, known: &mut Option<HostsMark>) -> Result<(), StoreError> {
+    if planner.store().sharing() == Sharing::Alone {
+        return Ok(());
     }
+    // Read first: what is written after is read the next time.
+    let mark = planner.store().hosts_mark().await?;
+    if mark.is_none() || mark != *known {
+        planner.parts.inventory.reread(planner.store()).await?;
+        *known = mark;
+    }
+    Ok(())
 }
 
 async fn look_through(planner: &Planner) -> Result<(), StoreError> {

@@ -88,23 +88,43 @@ pub(crate) fn figures_without(
     let report = host.report.as_ref().ok_or(Unreadable::NeverReported)?;
     let vms = readable(report)?;
     let Claims { committed, reserved } = claims(vms, &host.reservations, without);
-    let reserve_memory = Bytes(policy.reserve_memory.of_rounded_up(report.total_memory.value()));
-    let observed_memory = report.total_memory.less(report.available_memory);
-    let used = observed_memory.max(committed.memory);
-    let usable_cpu = usable_cpu(report.total_cpu, policy);
+    let (free_memory, free_cpu) = free(report, policy, committed);
     Ok(Figures {
         total_memory: report.total_memory,
-        reserve_memory,
-        observed_memory,
+        reserve_memory: reserve_memory(report, policy),
+        observed_memory: observed_memory(report),
         committed_memory: committed.memory,
         reserved_memory: reserved.memory,
-        free_memory: report.total_memory.less(reserve_memory).less(used),
+        free_memory,
         available_memory: report.available_memory,
         total_cpu: report.total_cpu,
-        usable_cpu,
+        usable_cpu: usable_cpu(report.total_cpu, policy),
         committed_cpu: committed.cpu,
-        free_cpu: usable_cpu.less(committed.cpu),
+        free_cpu,
     })
+}
+
+/// Returns what may still be promised on a host that has promised so much.
+pub(crate) fn free(report: &Report, policy: &Policy, committed: Demand) -> (Bytes, MilliCpu) {
+    let used = observed_memory(report).max(committed.memory);
+    let memory = report.total_memory.less(reserve_memory(report, policy)).less(used);
+    (memory, usable_cpu(report.total_cpu, policy).less(committed.cpu))
+}
+
+fn reserve_memory(report: &Report, policy: &Policy) -> Bytes {
+    Bytes(policy.reserve_memory.of_rounded_up(report.total_memory.value()))
+}
+
+const fn observed_memory(report: &Report) -> Bytes {
+    report.total_memory.less(report.available_memory)
+}
+
+/// Returns what the VMs of a report are promised together, whatever is reserved beside; `None` if the
+/// report cannot be read.
+#[must_use]
+pub fn promised(report: &Report) -> Option<Demand> {
+    let vms = readable(report).ok()?;
+    Some(claims(vms, &BTreeMap::new(), None).committed)
 }
 
 /// Returns the report's VMs if the report can be believed.

@@ -6,9 +6,11 @@
 
 mod eligibility;
 mod reason;
+mod shortlist;
 
 pub(crate) use eligibility::incapable;
 pub use reason::{Reason, Weight};
+pub use shortlist::{Candidate, Ranking, Shortlist};
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -173,23 +175,29 @@ impl NoPlacement {
 /// Spread, don't stack: most memory left after, then most CPU left, then most memory available
 /// right now, then the host's id, so that a tie has one answer. Memory counts in whole MiB: a few
 /// pages more are no reason to prefer a host whose CPU is short.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Score<'a> {
+    rank: Rank,
+    host: &'a HostId,
+}
+
+/// How good a host is, but for its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
     remaining_memory_mib: Reverse<u64>,
     remaining_cpu: Reverse<MilliCpu>,
     available_memory: Reverse<Bytes>,
-    host: &'a HostId,
 }
 
 impl<'a> Score<'a> {
     /// Scores a host by what a VM would leave of it.
     pub(crate) fn of(host: &'a HostId, left: (Bytes, MilliCpu), available: Bytes) -> Self {
-        Self {
+        let rank = Rank {
             remaining_memory_mib: Reverse(left.0.value() >> 20),
             remaining_cpu: Reverse(left.1),
             available_memory: Reverse(available),
-            host,
-        }
+        };
+        Self { rank, host }
     }
 
     /// Returns the host.

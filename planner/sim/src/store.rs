@@ -164,9 +164,12 @@ impl Store for SimStore {
         Box::pin(async { self.write("save_host", |state| state.tables.save_host(host)).await })
     }
 
-    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+    fn hear_hosts<'a>(&'a self, hosts: &'a [HostId], by: &'a str, at: Timestamp) -> Stored<'a, ()> {
         // A note on the side: whether it is written changes what an operator is told, no more.
-        self.life.world.with(|state| state.tables.heard.insert((host.clone(), by.to_owned()), at));
+        self.life.world.with(|state| {
+            let heard = hosts.iter().map(|host| ((host.clone(), by.to_owned()), at));
+            state.tables.heard.extend(heard);
+        });
         Box::pin(std::future::ready(Ok(())))
     }
 

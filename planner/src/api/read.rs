@@ -12,8 +12,8 @@ use vmferry_types::{HostId, MigrationId, PowerState, Role, VmId};
 
 use super::{ApiError, migration_id};
 use crate::inventory::{Doubted, EndedBy};
-use crate::planner::{Planner, millis};
-use crate::store::{Filter, Followed, OnlyOpen, Sharing, StoreError, VmRow};
+use crate::planner::Planner;
+use crate::store::{Filter, Followed, OnlyOpen, StoreError, VmRow};
 use crate::{clock, picture, view};
 
 /// Watchers are told of changes at most this often; several times a second is what eyes follow.
@@ -30,11 +30,7 @@ impl Planner {
     ///
     /// Fails if the store does.
     pub async fn report(&self, report: v1::HostReport) -> Result<v1::ReportReply, ApiError> {
-        let from = report.host_id.clone();
         let taken = self.parts.inventory.report(self.store(), report, clock::now()).await?;
-        if taken.reply.refused.is_empty() {
-            self.share_that_it_lives(&from).await?;
-        }
         for doubted in &taken.doubted {
             self.look_again(doubted).await?;
         }
@@ -43,20 +39,6 @@ impl Planner {
             self.wake.notify_one();
         }
         Ok(taken.reply)
-    }
-
-    /// Lets other planners know that a host is heard, well within the time that it counts for.
-    async fn share_that_it_lives(&self, host: &str) -> Result<(), StoreError> {
-        if self.store().sharing() == Sharing::Alone {
-            return Ok(());
-        }
-        let Ok(host) = host.parse() else { return Ok(()) };
-        let at = self.lease_clock().await?;
-        let age = self.parts.config.policy.report_max_age / 2;
-        if self.parts.inventory.to_be_shared(&host, at, millis(age)) {
-            self.store().hear_host(&host, &self.owner, at).await?;
-        }
-        Ok(())
     }
 
     /// Marks a VM as lost if its host still says so: the row was read before it is asked, and is

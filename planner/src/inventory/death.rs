@@ -1,6 +1,6 @@
 //! Declarations that a host is dead, and what they are worth.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{error, warn};
 use vmferry_planner_core::migration::{GoneProof, ProofKind};
@@ -178,10 +178,15 @@ impl Inventory {
     /// introduced itself since is not among those that were read. A deleted host comes back under
     /// another boot only.
     fn forget_deleted(&self, known: &BTreeMap<HostId, Option<String>>, rows: &[HostRow]) {
+        let read: BTreeSet<&HostId> = rows.iter().map(|row| &row.id).collect();
         self.locked().retain(|id, entry| {
             let boot = entry.row.as_ref().map(|row| &row.boot_id);
             let since = known.get(id).is_none_or(|known| known.as_ref() != boot);
-            since || rows.iter().any(|row| row.id == *id)
+            let stays = since || read.contains(id);
+            if !stays {
+                self.speaks(id, entry.heard.as_ref().map(|heard| &*heard.report), None);
+            }
+            stays
         });
     }
 
@@ -249,7 +254,7 @@ impl Inventory {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use super::*;
 
@@ -271,11 +276,7 @@ mod tests {
 
     #[test]
     fn a_host_that_introduces_itself_while_all_are_read_stays() {
-        let inventory = Inventory {
-            settings: BTreeMap::new(),
-            directory: Arc::default(),
-            entries: Mutex::default(),
-        };
+        let inventory = Inventory::of(BTreeMap::new(), Arc::default(), BTreeMap::new());
         for host in ["a", "deleted", "back"] {
             introduce(&inventory, row(host, "boot"));
         }

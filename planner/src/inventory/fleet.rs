@@ -7,11 +7,11 @@ use vmferry_planner_core::fleet::{
     Availability, Capabilities, Cordon, Demand, Fleet, Host, HostPolicy, Lifecycle, Policy, Report,
     VmUse,
 };
-use vmferry_proto::v1::{HostReport, VmReport};
+use vmferry_proto::v1::{Capacity, HostReport, VmReport};
 use vmferry_types::{Bytes, HostId, MilliCpu, Millis, Role, Timestamp, VmId};
 
 use super::{Inventory, KnownHost};
-use crate::config;
+use crate::config::{self, HostSettings};
 use crate::store::{Filter, OnlyOpen, Reservation, Store, StoreError};
 
 /// Takes a snapshot of all hosts, with what the store says of them.
@@ -25,72 +25,97 @@ pub async fn snapshot(
     policy: &config::Policy,
     now: Timestamp,
 ) -> Result<Fleet, StoreError> {
-    let filter = Filter { open: OnlyOpen::Open, ..Filter::default() };
-    let (cordons, lifecycles, reservations, open) = tokio::try_join!(
-        store.cordons(now),
-        store.lifecycles(),
-        store.reservations(),
-        store.migrations(&filter),
-    )?;
     let policy = core_policy(policy);
-    let mut stored = Stored::default();
-    for Reservation { host, vm, memory, cpu, .. } in reservations {
-        let held = stored.of(&host).held.entry(vm).or_default();
-        *held = held.worst(Demand { memory, cpu });
-    }
-    for cordon in cordons {
-        let held = &mut stored.of(&cordon.host).cordons;
-        held.insert(Cordon { owner: cordon.owner, reason: cordon.reason });
-    }
-    // Those that wait for room hold nothing and do not count.
-    for row in &open {
-        if let Some(destination) = row.migration.destination() {
-            stored.of(destination).inbound += 1;
-            stored.of(&row.migration.source).outbound += 1;
-        }
-    }
+    let mut stored = Stored::read(store, now).await?;
     let mut hosts = BTreeMap::new();
     inventory.each(|id, settings, heard| {
-        let OfHost { held, cordons, inbound, outbound } = stored.take(id);
         let settings = settings.cloned().unwrap_or_default();
-        let host = Host {
-            id: id.clone(),
-            policy: HostPolicy {
-                cluster: settings.cluster,
-                labels: settings.labels,
-                cordons,
-                lifecycle: lifecycles.get(id).copied().unwrap_or(Lifecycle::Active),
-            },
-            availability: availability(heard, &policy, now),
-            report: heard.map(|heard| Arc::clone(&heard.read)),
-            reservations: held,
-            inbound,
-            outbound,
-        };
-        hosts.insert(id.clone(), host);
+        hosts.insert(id.clone(), stored.host(id, settings, heard, (&policy, now)));
     });
     Ok(Fleet { now, policy, hosts })
 }
 
 /// What the store says of hosts, found by host: there may be many of both.
 #[derive(Default)]
-struct Stored(BTreeMap<HostId, OfHost>);
+pub(super) struct Stored(BTreeMap<HostId, OfHost>);
 
 #[derive(Default)]
 struct OfHost {
     held: BTreeMap<VmId, Demand>,
     cordons: BTreeSet<Cordon>,
+    lifecycle: Option<Lifecycle>,
     inbound: u32,
     outbound: u32,
 }
 
 impl Stored {
+    /// Reads what the store says of all hosts.
+    pub(super) async fn read(store: &dyn Store, now: Timestamp) -> Result<Self, StoreError> {
+        let filter = Filter { open: OnlyOpen::Open, ..Filter::default() };
+        let (cordons, lifecycles, reservations, open) = tokio::try_join!(
+            store.cordons(now),
+            store.lifecycles(),
+            store.reservations(),
+            store.migrations(&filter),
+        )?;
+        let mut stored = Self::default();
+        for Reservation { host, vm, memory, cpu, .. } in reservations {
+            let held = stored.of(&host).held.entry(vm).or_default();
+            *held = held.worst(Demand { memory, cpu });
+        }
+        for cordon in cordons {
+            let held = &mut stored.of(&cordon.host).cordons;
+            held.insert(Cordon { owner: cordon.owner, reason: cordon.reason });
+        }
+        for (host, lifecycle) in lifecycles {
+            stored.of(&host).lifecycle = Some(lifecycle);
+        }
+        // Those that wait for room hold nothing and do not count.
+        for row in &open {
+            if let Some(destination) = row.migration.destination() {
+                stored.of(destination).inbound += 1;
+                stored.of(&row.migration.source).outbound += 1;
+            }
+        }
+        Ok(stored)
+    }
+
     fn of(&mut self, host: &HostId) -> &mut OfHost {
         self.0.entry(host.clone()).or_default()
     }
 
-    fn take(&mut self, host: &HostId) -> OfHost {
-        self.0.remove(host).unwrap_or_default()
+    /// Says whether the store alone keeps a host from taking any VM.
+    pub(super) fn closes(&self, host: &HostId, policy: &Policy) -> bool {
+        self.0.get(host).is_some_and(|of| {
+            let active = of.lifecycle.is_none_or(|lifecycle| lifecycle == Lifecycle::Active);
+            !of.cordons.is_empty() || !active || of.inbound >= policy.inbound_max
+        })
+    }
+
+    /// Puts together what is known of a host; what the store says of it is handed over.
+    pub(super) fn host(
+        &mut self,
+        id: &HostId,
+        settings: HostSettings,
+        heard: Option<&KnownHost>,
+        (policy, now): (&Policy, Timestamp),
+    ) -> Host {
+        let of = self.0.remove(id).unwrap_or_default();
+        let OfHost { held, cordons, lifecycle, inbound, outbound } = of;
+        Host {
+            id: id.clone(),
+            policy: HostPolicy {
+                cluster: settings.cluster,
+                labels: settings.labels,
+                cordons,
+                lifecycle: lifecycle.unwrap_or(Lifecycle::Active),
+            },
+            availability: availability(heard, policy, now),
+            report: heard.map(|heard| Arc::clone(&heard.read)),
+            reservations: held,
+            inbound,
+            outbound,
+        }
     }
 }
 
@@ -106,7 +131,9 @@ pub fn held(host: &HostId, reservations: &[Reservation]) -> BTreeMap<VmId, Deman
     held
 }
 
-fn core_policy(policy: &config::Policy) -> Policy {
+/// Returns a configured policy in the words of the core.
+#[must_use]
+pub fn core_policy(policy: &config::Policy) -> Policy {
     Policy {
         reserve_memory: policy.reserve_memory,
         reserve_cpu: policy.reserve_cpu,
@@ -121,7 +148,11 @@ fn core_policy(policy: &config::Policy) -> Policy {
     }
 }
 
-fn availability(heard: Option<&KnownHost>, policy: &Policy, now: Timestamp) -> Availability {
+pub(super) fn availability(
+    heard: Option<&KnownHost>,
+    policy: &Policy,
+    now: Timestamp,
+) -> Availability {
     match heard {
         None => Availability::Disconnected,
         Some(heard) if now.since(heard.at) > policy.report_max_age => Availability::Disconnected,
@@ -130,9 +161,10 @@ fn availability(heard: Option<&KnownHost>, policy: &Policy, now: Timestamp) -> A
     }
 }
 
-/// Reads a report that arrived at `at`.
-pub(super) fn read(message: &HostReport, at: Timestamp) -> Report {
-    let capacity = message.capacity.clone().unwrap_or_default();
+/// Reads a report that arrived at `at`, of a host that can carry so much.
+pub(super) fn read(message: &HostReport, capabilities: Arc<Capabilities>, at: Timestamp) -> Report {
+    let unsaid = Capacity::default();
+    let capacity = message.capacity.as_ref().unwrap_or(&unsaid);
     Report {
         at,
         unreadable: unreadable(message, &capacity.unreadable),
@@ -140,7 +172,7 @@ pub(super) fn read(message: &HostReport, at: Timestamp) -> Report {
         available_memory: Bytes(capacity.available_memory_bytes),
         total_cpu: MilliCpu(capacity.cpu_total_milli),
         vms: uses(&message.vms),
-        capabilities: Arc::new(capabilities(message)),
+        capabilities,
     }
 }
 
@@ -167,7 +199,8 @@ fn uses(vms: &[VmReport]) -> Option<BTreeMap<VmId, VmUse>> {
         .collect()
 }
 
-fn capabilities(message: &HostReport) -> Capabilities {
+/// Reads what a host can carry.
+pub(super) fn capabilities(message: &HostReport) -> Capabilities {
     let has = message.capabilities.clone().unwrap_or_default();
     let set = |list: Vec<String>| list.into_iter().collect::<BTreeSet<_>>();
     Capabilities {

@@ -10,8 +10,9 @@ use vmferry_types::{HostId, Millis, PowerState, Role, Timestamp};
 
 use crate::store::{Mark, VmRow};
 
-/// For so long what was found counts for a host that says the same.
-const SETTLED_FOR: Millis = Millis(30_000);
+/// For so long what was found counts for a host that says the same, and up to as long again: hosts
+/// that were first heard together are not all looked at together ever after.
+const SETTLED_FOR: Millis = Millis(300_000);
 
 /// What was found to be true of a host's VMs, all of which agree with it.
 #[derive(Debug)]
@@ -25,8 +26,12 @@ pub(super) struct Settled {
 }
 
 impl Settled {
-    pub(super) const fn counts(&self, now: Timestamp) -> bool {
-        now.since(self.at).value() < SETTLED_FOR.value()
+    pub(super) fn counts(&self, host: &HostId, now: Timestamp) -> bool {
+        let least = SETTLED_FOR.value();
+        let spread = host.as_str().bytes().fold(0_u64, |spread, byte| {
+            spread.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(u64::from(byte))
+        });
+        now.since(self.at).value() < least + (spread >> 32) % least
     }
 }
 

@@ -161,6 +161,19 @@ pub struct VmRow {
     pub cpu: MilliCpu,
 }
 
+/// What differs whenever a host came, went, introduced itself anew or was declared dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostsMark {
+    /// How many there are.
+    pub hosts: u64,
+    /// The sum of when each introduced itself last.
+    pub introduced: u64,
+    /// The sum of when each was declared dead last.
+    pub declared: u64,
+    /// The sum of when those declarations became void.
+    pub voided: u64,
+}
+
 /// What differs whenever a VM of a host was written, came or went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
@@ -173,6 +186,9 @@ pub struct Mark {
 }
 
 impl Mark {
+    /// That of a host without VMs.
+    pub const NONE: Self = Self { vms: 0, claims: 0, written: 0 };
+
     /// Returns the mark of some VMs, where nobody keeps when they were written.
     #[must_use]
     pub fn of(vms: &[VmRow]) -> Self {

@@ -18,6 +18,7 @@ mod admission;
 mod emptying;
 mod fleet;
 mod hosts;
+mod marks;
 mod migration;
 mod open;
 mod power;
@@ -43,9 +44,9 @@ use self::rows::sql;
 use super::{
     Admission, AdmitPower, Adopted, AskHost, Change, Commit, Cordon, Declaration, Declared,
     Defined, Deleted, EmptyingChange, EmptyingFilter, EmptyingLogRow, EmptyingRow, Ends, Filter,
-    Followed, Grant, Granted, HostAnswer, HostRow, LogRow, Lost, Mark, MigrationRow, NewMigration,
-    NewPower, Notes, PowerAction, QueueStart, QueuedStart, Reservation, SavedHost, Sharing, Slot,
-    Store, StoreError, Stored, TakeEmptying, TakeOver, TakePower, Tombstone, VmRow,
+    Followed, Grant, Granted, HostAnswer, HostRow, HostsMark, LogRow, Lost, Mark, MigrationRow,
+    NewMigration, NewPower, Notes, PowerAction, QueueStart, QueuedStart, Reservation, SavedHost,
+    Sharing, Slot, Store, StoreError, Stored, TakeEmptying, TakeOver, TakePower, Tombstone, VmRow,
 };
 
 /// How often a transaction is tried that the database ended for the sake of another one.
@@ -79,8 +80,15 @@ pub struct SqlStore {
     engine: Engine,
     writer: AnyPool,
     readers: AnyPool,
+    marks: marks::Marks,
     /// Of a file, held as long as the store is open: keeps a second planner off it.
     _lock: Option<File>,
+}
+
+/// Writes hosts as the one value that a statement about many of them takes, however many they are.
+fn among<'a>(hosts: impl Iterator<Item = &'a HostId>) -> String {
+    let ids: Vec<&str> = hosts.map(HostId::as_str).collect();
+    serde_json::json!(ids).to_string()
 }
 
 /// A transaction that knows how rows are locked.
@@ -207,8 +215,12 @@ impl Store for SqlStore {
         Box::pin(self.attempt("write a host", move || self.write_host(host)))
     }
 
-    fn hear_host<'a>(&'a self, host: &'a HostId, by: &'a str, at: Timestamp) -> Stored<'a, ()> {
-        Box::pin(self.attempt("write who heard a host", move || self.write_heard(host, by, at)))
+    fn hosts_mark(&self) -> Stored<'_, Option<HostsMark>> {
+        Box::pin(self.attempt("read the mark of all hosts", move || self.read_hosts_mark()))
+    }
+
+    fn hear_hosts<'a>(&'a self, hosts: &'a [HostId], by: &'a str, at: Timestamp) -> Stored<'a, ()> {
+        Box::pin(self.attempt("write who heard hosts", move || self.write_heard(hosts, by, at)))
     }
 
     fn heard_by_another<'a>(

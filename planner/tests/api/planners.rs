@@ -146,7 +146,11 @@ async fn a_host_that_another_planner_hears_is_not_declared_dead() {
     // Nobody has heard it for as long as a report counts.
     let long_ago = vmferry_types::Timestamp(1);
     let host = "a".parse().unwrap();
-    two.planner.store().hear_host(&host, &two.planner.owner, long_ago).await.unwrap();
+    two.planner
+        .store()
+        .hear_hosts(std::slice::from_ref(&host), &two.planner.owner, long_ago)
+        .await
+        .unwrap();
     let declared = one.planner.declare_host_dead(asked).await.unwrap();
     assert_eq!(declared.status, "dead");
     assert_eq!(one.planner.get_vm(&vm.id).await.unwrap().power, "lost");
@@ -164,7 +168,11 @@ async fn a_death_counts_also_for_a_planner_that_heard_the_host_under_an_older_bo
     two.world.silence("a");
     let host = "a".parse().unwrap();
     let long_ago = vmferry_types::Timestamp(1);
-    two.planner.store().hear_host(&host, &one.planner.owner, long_ago).await.unwrap();
+    two.planner
+        .store()
+        .hear_hosts(std::slice::from_ref(&host), &one.planner.owner, long_ago)
+        .await
+        .unwrap();
     let asked = dead("a");
     two.planner.declare_host_dead(asked).await.unwrap();
     found(async || {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::capacity::{Unreadable, readable};
-use crate::fleet::{Availability, Fleet, Host, Lifecycle};
-use crate::placement::{Reason, Request};
+use crate::fleet::{Availability, Capabilities, Fleet, Host, Lifecycle};
+use crate::placement::{Needs, Reason, Request};
 
 /// Returns why operators do not want the host to take placements.
 pub(super) fn operators_word(host: &Host) -> Vec<Reason> {
@@ -66,7 +66,13 @@ pub(crate) fn incapable(host: &Host, request: &Request) -> Vec<Reason> {
     let Some(report) = host.report.as_ref().filter(|report| report.unreadable.is_none()) else {
         return reasons;
     };
-    let has = &report.capabilities;
+    reasons.extend(lacking(&report.capabilities, needs));
+    reasons
+}
+
+/// Returns what a VM needs of a host's QEMU, bridges and folders and the host does not have.
+pub(super) fn lacking(has: &Capabilities, needs: &Needs) -> Vec<Reason> {
+    let mut reasons = Vec::new();
     let other = |wanted: &&String| !has.architecture.is_empty() && **wanted != has.architecture;
     if let Some(wanted) = needs.architecture.as_ref().filter(other) {
         reasons.push(Reason::Architecture { wanted: wanted.clone() });

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vmferry_types::{Millis, Percent, Role, Timestamp};
 
 use super::*;
-use crate::capacity::{Unreadable, figures};
+use crate::capacity::{Unreadable, figures, promised};
 use crate::fleet::{
     Availability, Capabilities, Cordon, HostPolicy, Lifecycle, Policy, Report, VmUse,
 };
@@ -401,7 +401,49 @@ fn any_request() -> impl Strategy<Value = Request> {
     })
 }
 
+/// Ranks the hosts as a planner does that knows nothing but what they report.
+fn shortlist(fleet: &Fleet, asking: &Request, count: usize) -> Shortlist {
+    let mut ranking = Ranking::new(asking, &fleet.policy, fleet.now);
+    for host in fleet.hosts.values() {
+        let Some(report) = host.report.as_deref() else { continue };
+        let Some(promised) = promised(report) else { continue };
+        let HostPolicy { cluster, labels, .. } = &host.policy;
+        ranking.offer(Candidate { host: &host.id, cluster, labels, report, promised });
+    }
+    ranking.best(count)
+}
+
 proptest! {
+    #[test]
+    fn a_shortlist_that_decides_gives_the_answer_of_the_whole_fleet(
+        fleet in any_fleet(),
+        mut asking in any_request(),
+        count in 1usize..4,
+        vm in 0u128..12,
+    ) {
+        // Hosts may speak of the first eight.
+        asking.vm = VmId::from_u128(vm);
+        let list = shortlist(&fleet, &asking, count);
+        let speaks = |host: &Host| {
+            let vms = host.report.as_ref().and_then(|report| report.vms.as_ref());
+            vms.is_some_and(|vms| vms.contains_key(&asking.vm))
+        };
+        let listed = |host: &Host| list.hosts().contains(&host.id) || speaks(host);
+        let hosts = fleet.hosts.iter().filter(|(_, host)| listed(host));
+        let hosts = hosts.map(|(id, host)| (id.clone(), host.clone())).collect();
+        let few = Fleet { hosts, ..fleet.clone() };
+        prop_assert!(list.hosts().len() <= count);
+        let whole = place(&fleet, &asking);
+        match place(&few, &asking) {
+            Ok(found) if list.decides(&few, &found) => {
+                prop_assert_eq!(whole.map(|placed| placed.host), Ok(found.host));
+            }
+            Ok(_) => prop_assert!(list.hosts().len() == count),
+            // None of the list takes it: with nobody left out, none at all does.
+            Err(_) => prop_assert!(list.hosts().len() == count || whole.is_err()),
+        }
+    }
+
     #[test]
     fn the_same_fleet_gives_the_same_answer(fleet in any_fleet(), asking in any_request()) {
         prop_assert_eq!(place(&fleet, &asking), place(&fleet.clone(), &asking));

@@ -240,7 +240,7 @@ pub async fn the_log_of_an_emptying_replays_to_the_row(store: &dyn Store) {
 
 pub async fn a_deleted_host_comes_back_only_from_another_boot(store: &dyn Store) {
     known_host(store).await;
-    store.hear_host(&host("a"), "one", NOW).await.unwrap();
+    store.hear_hosts(&[host("a")], "one", NOW).await.unwrap();
     let denied = store.ask_host(&ask(Asked::Delete, None), NOW_US).await.unwrap();
     assert_eq!(denied, HostAnswer::Denied(Denied::NotRetired { host: host("a") }));
     let dead = AskHost {

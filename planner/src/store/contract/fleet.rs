@@ -98,16 +98,16 @@ async fn known_host(store: &dyn Store, name: &str, boot_id: &str) -> HostRow {
 pub async fn a_planner_reads_when_another_heard_a_host(store: &dyn Store) {
     let a = known_host(store, "a", "boot").await;
     assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), None);
-    store.hear_host(&a.id, "two", NOW).await.unwrap();
+    store.hear_hosts(std::slice::from_ref(&a.id), "two", NOW).await.unwrap();
     assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), Some(NOW));
     assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), None);
     // Whoever reports does to all of them.
-    store.hear_host(&a.id, "one", Timestamp(NOW.0 + 1000)).await.unwrap();
+    store.hear_hosts(std::slice::from_ref(&a.id), "one", Timestamp(NOW.0 + 1000)).await.unwrap();
     assert_eq!(store.heard_by_another(&a.id, "one").await.unwrap(), Some(NOW));
     // What it says of itself is another thing.
     assert_eq!(store.save_host(&a).await.unwrap(), SavedHost::Saved);
     assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(Timestamp(NOW.0 + 1000)));
-    store.hear_host(&a.id, "three", NOW).await.unwrap();
+    store.hear_hosts(std::slice::from_ref(&a.id), "three", NOW).await.unwrap();
     assert_eq!(store.heard_by_another(&a.id, "two").await.unwrap(), Some(Timestamp(NOW.0 + 1000)));
     assert_eq!(store.heard_by_another(&host("b"), "one").await.unwrap(), None);
 }

@@ -253,21 +253,7 @@ impl SqlStore {
     }
 
     pub(super) async fn read_mark(&self, host: &HostId) -> Result<Mark, StoreError> {
-        // Sums of integers are decimals in PostgreSQL, which no driver of several databases reads.
-        let row = sqlx::query(
-            "SELECT COUNT(*) AS vms, CAST(COALESCE(SUM(claim), 0) AS BIGINT) AS claims,
-                    CAST(COALESCE(SUM(updated_ms), 0) AS BIGINT) AS written
-             FROM vms WHERE host = $1 AND deleted_ms IS NULL",
-        )
-        .bind(host.as_str())
-        .fetch_one(&self.readers)
-        .await
-        .map_err(sql("read a host's mark"))?;
-        Ok(Mark {
-            vms: uint(&row, "vms")?,
-            claims: uint(&row, "claims")?,
-            written: uint(&row, "written")?,
-        })
+        self.marks.of((self.engine, &self.readers), host).await
     }
 
     pub(super) async fn read_vm(&self, vm: VmId) -> Result<Option<VmRow>, StoreError> {

@@ -5,13 +5,36 @@ use vmferry_planner_core::lifecycle::cordon;
 use vmferry_types::{HostId, Millis, Timestamp, VmId};
 
 use super::rows::{self, host_id, int, optional_uint, sql, uint, vm_id};
-use super::{SqlStore, Tx, commit, held};
+use super::{Engine, SqlStore, Tx, among, commit, held};
 use crate::store::{
-    Cordon, Declaration, DeclarationKind, Declared, HostRow, SavedHost, StoreError,
+    Cordon, Declaration, DeclarationKind, Declared, HostRow, HostsMark, SavedHost, StoreError,
 };
 
 /// Nobody asks what a planner heard longer ago: it was started anew since, under another name.
 const HEARD_KEPT: Millis = Millis(86_400_000);
+
+/// As many hosts as one statement is about.
+const HEARD_AT_ONCE: usize = 1_000;
+
+macro_rules! insert_heard {
+    ($of:literal) => {
+        concat!(
+            "INSERT INTO host_heard (host, planner, heard_ms) SELECT value, $2, $3 FROM ",
+            $of,
+            " WHERE true ON CONFLICT (host, planner) DO UPDATE SET heard_ms = excluded.heard_ms"
+        )
+    };
+}
+
+macro_rules! delete_heard {
+    ($of:literal) => {
+        concat!(
+            "DELETE FROM host_heard WHERE heard_ms < $2 AND host IN (SELECT value FROM ",
+            $of,
+            ")"
+        )
+    };
+}
 
 macro_rules! select_boot {
     ($($tail:literal),+) => {
@@ -153,30 +176,60 @@ impl SqlStore {
         .collect()
     }
 
+    pub(super) async fn read_hosts_mark(&self) -> Result<Option<HostsMark>, StoreError> {
+        let row = sqlx::query(
+            "SELECT COUNT(*) AS hosts,
+                    CAST(COALESCE(SUM(last_report_ms), 0) AS BIGINT) AS introduced,
+                    CAST(COALESCE(SUM(declared_dead_ms), 0) AS BIGINT) AS declared,
+                    CAST(COALESCE(SUM(dead_void_ms), 0) AS BIGINT) AS voided
+             FROM hosts",
+        )
+        .fetch_one(&self.readers)
+        .await
+        .map_err(sql("read the mark of all hosts"))?;
+        Ok(Some(HostsMark {
+            hosts: uint(&row, "hosts")?,
+            introduced: uint(&row, "introduced")?,
+            declared: uint(&row, "declared")?,
+            voided: uint(&row, "voided")?,
+        }))
+    }
+
     pub(super) async fn write_heard(
         &self,
-        host: &HostId,
+        hosts: &[HostId],
         by: &str,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        let failed = || sql("write who heard a host");
-        sqlx::query(
-            "INSERT INTO host_heard (host, planner, heard_ms) VALUES ($1, $2, $3)
-             ON CONFLICT (host, planner) DO UPDATE SET heard_ms = excluded.heard_ms",
-        )
-        .bind(host.as_str())
-        .bind(by)
-        .bind(int(at.value()))
-        .execute(&self.writer)
-        .await
-        .map_err(failed())?;
-        // Each start of a planner is another one here.
-        sqlx::query("DELETE FROM host_heard WHERE host = $1 AND heard_ms < $2")
-            .bind(host.as_str())
-            .bind(int(at.value().saturating_sub(HEARD_KEPT.value())))
-            .execute(&self.writer)
-            .await
-            .map_err(failed())?;
+        let failed = || sql("write who heard hosts");
+        let (insert, delete) = match self.engine {
+            Engine::Sqlite => (insert_heard!("json_each($1)"), delete_heard!("json_each($1)")),
+            Engine::Postgres => (
+                insert_heard!("json_array_elements_text($1::json)"),
+                delete_heard!("json_array_elements_text($1::json)"),
+            ),
+        };
+        let mut hosts: Vec<&HostId> = hosts.iter().collect();
+        // One order for all planners: none waits for another in a circle.
+        hosts.sort_unstable();
+        hosts.dedup();
+        for some in hosts.chunks(HEARD_AT_ONCE) {
+            let some = among(some.iter().copied());
+            sqlx::query(insert)
+                .bind(&some)
+                .bind(by)
+                .bind(int(at.value()))
+                .execute(&self.writer)
+                .await
+                .map_err(failed())?;
+            // Each start of a planner is another one here.
+            sqlx::query(delete)
+                .bind(&some)
+                .bind(int(at.value().saturating_sub(HEARD_KEPT.value())))
+                .execute(&self.writer)
+                .await
+                .map_err(failed())?;
+        }
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::migrate::{MigrateError, Migration as SchemaMigration, MigrationType, Migrator};
 use sqlx::{AnyPool, Executor as _, SqlSafeStr as _};
 
+use super::marks::Marks;
 use super::{Engine, SqlStore};
 use crate::config::{PostgresUrl, StoreUrl};
 use crate::store::StoreError;
@@ -86,7 +87,13 @@ impl SqlStore {
             .connect_with(options(url, &sqlite_url(path, "ro"))?)
             .await
             .map_err(|source| failed(url, source))?;
-        Ok(Self { engine: Engine::Sqlite, writer, readers, _lock: Some(lock) })
+        Ok(Self {
+            engine: Engine::Sqlite,
+            writer,
+            readers,
+            marks: Marks::default(),
+            _lock: Some(lock),
+        })
     }
 
     async fn open_postgres(url: &StoreUrl, postgres: &PostgresUrl) -> Result<Self, StoreError> {
@@ -100,7 +107,13 @@ impl SqlStore {
             .await
             .map_err(|source| failed(url, source))?;
         migrate(url, &writer).await?;
-        Ok(Self { engine: Engine::Postgres, readers: writer.clone(), writer, _lock: None })
+        Ok(Self {
+            engine: Engine::Postgres,
+            readers: writer.clone(),
+            writer,
+            marks: Marks::default(),
+            _lock: None,
+        })
     }
 }
 
