@@ -38,6 +38,10 @@ const IDLE_POLL: Duration = Duration::from_secs(5);
 const RATE_SPAN: Millis = Millis(100);
 /// How long a host counts as learning because of one VM of which nothing can be found out.
 const LEARN_LIMIT: Duration = Duration::from_secs(60);
+/// How long a QEMU that says that it ends is left alone. A command that reaches it once its monitor
+/// has stopped dispatching ends it by a signal, or hangs it (seen with QEMU 10.0); one that was
+/// started with `-no-shutdown` stays, and is asked then.
+const ENDING: Duration = Duration::from_secs(1);
 /// How long to wait before a process that could not be reached is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -161,6 +165,8 @@ struct Observer<'a> {
     watchdog: Option<((MigrationId, bool), Watchdog)>,
     /// When which number of bytes had crossed, for the rate.
     crossed: (Millis, u64),
+    /// Until when QEMU is asked nothing, since it said that it ends.
+    ending: Option<Instant>,
 }
 
 impl<'a> Observer<'a> {
@@ -171,7 +177,8 @@ impl<'a> Observer<'a> {
         process: Arc<QemuProcess>,
     ) -> Self {
         shared.set_process(Some(process.clone()));
-        Self { agent, shared, lane, process, watchdog: None, crossed: (Millis::ZERO, 0) }
+        let crossed = (Millis::ZERO, 0);
+        Self { agent, shared, lane, process, watchdog: None, crossed, ending: None }
     }
 
     /// Watches until the monitor's connection ends.
@@ -209,7 +216,9 @@ impl<'a> Observer<'a> {
                     self.mind_limits();
                 }
             }
-            if let Some(ask) = again
+            if let Some(left_alone) = self.ending.filter(|until| Instant::now() < *until) {
+                poll = left_alone;
+            } else if let Some(ask) = again
                 && futures::future::FusedFuture::is_terminated(&reading)
             {
                 again = None;
@@ -260,6 +269,9 @@ impl<'a> Observer<'a> {
     /// Publishes what an event says by itself; returns what it leaves open.
     fn handle_event(&mut self, event: &Event) -> Option<Ask> {
         let now_us = clock::monotonic_us();
+        if matches!(event.view(), EventView::Shutdown { .. } | EventView::GuestPanicked) {
+            self.ending = Some(Instant::now() + ENDING);
+        }
         let ask = match event.view() {
             EventView::Migration(status) => {
                 tracing::debug!(vm_id = %self.shared.id, status = status.label(), "migration event");
