@@ -34,13 +34,16 @@ CREATE TABLE emptying_log (
     PRIMARY KEY (emptying_id, seq)
 );
 
--- For whose sake a migration was asked for, and whether its memory may cross: `wanted` by whom it
+-- For whose sake a migration was asked for, which emptying began it (empty: none), and whether its memory may cross: `wanted` by whom it
 -- waits for a link, `held` by whom it has one. Of those that wait, who was not seen lately is passed.
 ALTER TABLE migrations ADD COLUMN priority TEXT NOT NULL DEFAULT 'operator'
     CHECK (priority IN ('maintenance', 'drain', 'operator'));
+ALTER TABLE migrations ADD COLUMN emptying TEXT NOT NULL DEFAULT '';
 ALTER TABLE migrations ADD COLUMN slot TEXT CHECK (slot IN ('wanted', 'held'));
 ALTER TABLE migrations ADD COLUMN slot_ms BIGINT;
 ALTER TABLE migrations ADD COLUMN slot_seen_ms BIGINT;
+CREATE INDEX migrations_by_emptying ON migrations (emptying)
+    WHERE emptying <> '' AND ended_us IS NULL;
 
 -- VMs that are to be started and for which no host has room. The VM's row names it as its admission;
 -- admitted, it is a start under the same id.

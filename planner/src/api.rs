@@ -248,6 +248,7 @@ fn refused_code(refused: &Refused) -> &'static str {
         Refused::Moved { .. } => "moved",
         Refused::Cordoned { .. } => "cordoned",
         Refused::InboundCap { .. } => "inbound_cap",
+        Refused::OwnLimit { .. } => "max_parallel",
         Refused::Pinned { .. } => "pinned",
         Refused::NoRoom { .. } => "no_room",
     }

@@ -101,10 +101,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns how many transfers there may be, and where. How many are prepared for one destination
-    /// is decided when they are admitted.
+    /// Returns how many transfers there may be, and where, with what hosts say themselves of those
+    /// that leave them. How many are prepared for one destination is decided when they are admitted.
     #[must_use]
-    pub const fn links(&self) -> Limits {
+    pub const fn links(&self, own_outbound: BTreeMap<HostId, u32>) -> Limits {
         Limits {
             preparing: Caps::NONE,
             transferring: Caps {
@@ -112,6 +112,7 @@ impl Policy {
                 per_source: self.outbound_max,
                 per_destination: self.inbound_max,
             },
+            own_outbound,
         }
     }
 }

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{error, info};
-use vmferry_planner_core::migration::{Event, Phase};
+use vmferry_planner_core::migration::{Blocked, Event, Phase};
 use vmferry_planner_core::queue::{Place, Waiting, order};
 use vmferry_types::{HostId, MigrationId, Timestamp};
 
 use crate::admission::{self, Found};
 use crate::planner::Planner;
-use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, QueuedStart, StoreError};
+use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, QueuedStart, Refused, StoreError};
 use crate::telemetry::Chain;
 use crate::{clock, faults};
 
@@ -178,16 +178,15 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
                     planner.live.ring(row.migration.id);
                     planner.take_up(&after);
                 }
+                // Its own job's driver has to know that the next turn is its.
+                Granted::Refused(refused @ Refused::OwnLimit { .. }) => {
+                    return wait(planner, &row, blocked.as_ref(), refused.to_string()).await;
+                }
                 Granted::Raced | Granted::Refused(_) => {}
             }
             Ok(())
         }
-        Found::Wait { note, .. } => {
-            if blocked.as_ref().is_some_and(|blocked| blocked.note == note) {
-                return Ok(());
-            }
-            apply(planner, &row, Event::NoRoom { at: clock::now(), note }).await
-        }
+        Found::Wait { note, .. } => wait(planner, &row, blocked.as_ref(), note).await,
         Found::Never { blockers } => {
             // A host that does not answer now is not a reason for good, whatever speaks against the others.
             if blockers.iter().any(|blocker| passes(&blocker.code)) {
@@ -196,6 +195,19 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
             apply(planner, &row, Event::Refused { blockers }).await
         }
     }
+}
+
+/// Writes down why it waits, if that is news.
+async fn wait(
+    planner: &Arc<Planner>,
+    row: &MigrationRow,
+    blocked: Option<&Blocked>,
+    note: String,
+) -> Result<(), StoreError> {
+    if blocked.is_some_and(|blocked| blocked.note == note) {
+        return Ok(());
+    }
+    apply(planner, row, Event::NoRoom { at: clock::now(), note }).await
 }
 
 /// Says whether a reason against a host is only that nobody could ask it now.

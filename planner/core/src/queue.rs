@@ -108,6 +108,22 @@ pub struct Waiting {
     pub note: String,
 }
 
+/// How the note of a migration begins that has room, and waits only for its own job's limit.
+const OWN_LIMIT: &str = "max_parallel";
+
+/// Says that a migration has room, and waits until fewer of its job are at it.
+#[must_use]
+pub fn note_of_own_limit(emptying: &str, running: u32, max: u32) -> String {
+    format!("{OWN_LIMIT}: {running} of {max} migrations of {emptying} are at it")
+}
+
+/// Says whether a note tells that a migration waits only for its own job's limit: its turn is next,
+/// and nobody of that job is begun before it.
+#[must_use]
+pub fn waits_for_own_limit(note: &str) -> bool {
+    note.strip_prefix(OWN_LIMIT).is_some_and(|rest| rest.starts_with(':'))
+}
+
 /// Where a request stands in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {

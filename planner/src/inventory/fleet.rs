@@ -35,6 +35,22 @@ pub async fn snapshot(
     Ok(Fleet { now, policy, hosts })
 }
 
+impl Inventory {
+    /// Returns how many VMs may leave hosts at once, of those hosts that say it themselves. Nothing
+    /// is no word: it would keep every VM there.
+    #[must_use]
+    pub fn own_outbound(&self) -> BTreeMap<HostId, u32> {
+        let mut own = BTreeMap::new();
+        self.each(|id, _, heard| {
+            let has = heard.and_then(|heard| heard.report.capabilities.as_ref());
+            if let Some(max) = has.and_then(|has| has.outbound_max).filter(|max| *max > 0) {
+                own.insert(id.clone(), max);
+            }
+        });
+        own
+    }
+}
+
 /// What the store says of hosts, found by host: there may be many of both.
 #[derive(Default)]
 pub(super) struct Stored(BTreeMap<HostId, OfHost>);

@@ -45,6 +45,7 @@ macro_rules! store_contract {
             admission_refuses_a_vm_that_moved_on,
             admission_refuses_a_cordoned_host_until_the_cordon_ends,
             a_destination_receives_no_more_than_its_cap,
+            an_emptying_has_no_more_under_way_than_it_may_and_what_waits_does_not_count,
             admission_keeps_to_the_pin_of_the_definition,
             the_same_request_is_answered_with_the_same_migration,
             a_queued_migration_holds_nothing_until_it_is_granted,

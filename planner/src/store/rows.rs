@@ -400,6 +400,8 @@ pub struct Sake {
     pub reserve_memory_percent: Option<u8>,
     /// Share of its CPU.
     pub reserve_cpu_percent: Option<u8>,
+    /// How many migrations of the emptying may hold a destination at once. `None` has no limit.
+    pub max_parallel: Option<u32>,
 }
 
 /// A migration as it is written.
@@ -521,6 +523,16 @@ pub enum Refused {
         /// How many.
         inbound: u32,
     },
+    /// As many migrations of the same emptying hold a destination as may.
+    #[error("{}", vmferry_planner_core::queue::note_of_own_limit(emptying, *running, *max))]
+    OwnLimit {
+        /// The emptying.
+        emptying: String,
+        /// How many.
+        running: u32,
+        /// How many may.
+        max: u32,
+    },
     /// The VM may only run elsewhere.
     #[error("the VM is pinned to host {pin}")]
     Pinned {
@@ -540,7 +552,7 @@ impl Refused {
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         match self {
-            Self::NoRoom { .. } | Self::InboundCap { .. } => true,
+            Self::NoRoom { .. } | Self::InboundCap { .. } | Self::OwnLimit { .. } => true,
             Self::UnknownVm
             | Self::InFlight { .. }
             | Self::Power { .. }

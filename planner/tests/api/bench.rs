@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tonic::transport::Channel;
 use vmferry_planner::agents::rpc::Directory;
 use vmferry_planner::config::{Config, StoreUrl};
 use vmferry_planner::faults::FaultPoints;
@@ -19,6 +20,7 @@ use vmferry_planner::shutdown::Shutdown;
 use vmferry_planner::store::sql::SqlStore;
 use vmferry_planner::store::{Sharing, Store};
 use vmferry_proto::v1;
+use vmferry_proto::v1::planner_client::PlannerClient;
 
 use crate::world::World;
 
@@ -30,6 +32,9 @@ pub(crate) struct Bench {
     pub(crate) planner: Arc<Planner>,
     pub(crate) world: World,
     pub(crate) rest: SocketAddr,
+    grpc: SocketAddr,
+    /// Those that have reported.
+    pub(crate) hosts: Vec<String>,
     url: StoreUrl,
     dir: TempDir,
 }
@@ -42,7 +47,10 @@ pub(crate) fn definition(name: &str, of: u128) -> String {
     )
 }
 
-async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, SocketAddr) {
+/// Where REST and gRPC are.
+type Edges = (SocketAddr, SocketAddr);
+
+async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, Edges) {
     // A planner that shares its store is taken over from soon.
     let lease = match url {
         StoreUrl::Sqlite(_) => "10s",
@@ -72,14 +80,15 @@ async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, So
         store,
         agents: Arc::new(world.clone()),
         inventory,
-        faults: FaultPoints::default(),
+        // Holds nobody unless a test puts a file there.
+        faults: FaultPoints::new(Some(dir.to_path_buf())),
         shutdown: Shutdown::default(),
     });
     let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let rest = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = rest.local_addr().unwrap();
+    let edges = (rest.local_addr().unwrap(), grpc.local_addr().unwrap());
     server::serve(&planner, grpc, rest);
-    (planner, address)
+    (planner, edges)
 }
 
 impl Bench {
@@ -96,8 +105,9 @@ impl Bench {
     }
 
     async fn over(world: World, url: StoreUrl, dir: TempDir, hosts: &[&str]) -> Self {
-        let (planner, rest) = planner(dir.path(), &url, &world).await;
-        let bench = Self { planner, world, rest, url, dir };
+        let (planner, (rest, grpc)) = planner(dir.path(), &url, &world).await;
+        let named = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let bench = Self { planner, world, rest, grpc, hosts: named, url, dir };
         bench.report(hosts).await;
         bench
     }
@@ -107,6 +117,12 @@ impl Bench {
         let dir = TempDir::new().unwrap();
         let url = StoreUrl::Sqlite(dir.path().join("planner.db"));
         Self::over(world.clone(), url, dir, hosts).await
+    }
+
+    /// Returns the folder in which a test holds the planner at its points.
+    #[cfg(feature = "fault-points")]
+    pub(crate) fn points(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Lets the fence command find that the power is off.
@@ -126,14 +142,14 @@ impl Bench {
 
     /// Ends the planner wherever it is, as a crash does, and starts another on the same store.
     pub(crate) async fn restart(self) -> Self {
-        let Self { planner: old, world, url, dir, .. } = self;
+        let Self { planner: old, world, hosts, url, dir, .. } = self;
         old.parts.shutdown.finish().await;
         // The lock on the file is let go with the last handle to the store.
         let weak = Arc::downgrade(&old);
         drop(old);
         until(|| weak.strong_count() == 0).await;
-        let (planner, rest) = planner(dir.path(), &url, &world).await;
-        Self { planner, world, rest, url, dir }
+        let (planner, (rest, grpc)) = planner(dir.path(), &url, &world).await;
+        Self { planner, world, rest, grpc, hosts, url, dir }
     }
 
     pub(crate) async fn report(&self, hosts: &[&str]) {
@@ -190,6 +206,11 @@ impl Bench {
 
     pub(crate) async fn ended(&self, id: &str) -> v1::Migration {
         self.see(id, |migration| !migration.completed.is_empty()).await
+    }
+
+    /// Calls the planner as the command line does.
+    pub(crate) async fn grpc(&self) -> PlannerClient<Channel> {
+        PlannerClient::connect(format!("http://{}", self.grpc)).await.unwrap()
     }
 
     /// Sends a request as a stranger would, byte by byte.

@@ -18,10 +18,14 @@ mod migrations;
 mod operator;
 #[cfg(test)]
 mod planners;
+#[cfg(all(test, feature = "fault-points"))]
+mod points;
 #[cfg(test)]
 mod promises;
 #[cfg(test)]
 mod rest;
+#[cfg(test)]
+mod turns;
 #[cfg(test)]
 mod waiting;
 #[cfg(test)]

@@ -74,6 +74,7 @@ struct FakeHost {
     blockers: Vec<Blocker>,
     silent: bool,
     memory: u64,
+    outbound_max: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -109,6 +110,7 @@ impl World {
             blockers: Vec::new(),
             silent: false,
             memory: 4 << 30,
+            outbound_max: None,
         };
         let state = State {
             hosts: names.iter().map(|name| (host_id(name), host())).collect(),
@@ -138,6 +140,15 @@ impl World {
         self.with(|state| state.pace = pace);
     }
 
+    /// Lets every transfer that stays active come to its switchover.
+    pub(crate) fn let_through(&self) {
+        self.with(|state| {
+            let now = state.clock_us;
+            let all = state.hosts.values_mut().flat_map(|host| host.vms.values_mut());
+            all.filter(|vm| vm.transfer == "active").for_each(|vm| commands::stand(vm, now));
+        });
+    }
+
     pub(crate) fn silence(&self, host: &str) {
         self.with(|state| state.host(host).silent = true);
     }
@@ -156,6 +167,11 @@ impl World {
         let (code, message) = (code.to_owned(), message.to_owned());
         let blocker = Blocker { code, message, host_id: String::new() };
         self.with(|state| state.source_blockers.push(blocker));
+    }
+
+    /// Lets a host say itself how many VMs may leave it at once.
+    pub(crate) fn outbound_max(&self, host: &str, max: u32) {
+        self.with(|state| state.host(host).outbound_max = Some(max));
     }
 
     pub(crate) fn memory(&self, host: &str, bytes: u64) {
@@ -230,6 +246,12 @@ impl World {
             host.vms.remove(vm);
             host.strangers.insert(vm.to_owned());
         });
+    }
+
+    /// Lets somebody run a QEMU on a host that no journal names.
+    #[cfg(feature = "fault-points")]
+    pub(crate) fn stranger(&self, host: &str, vm: &str) {
+        self.with(|state| state.host(host).strangers.insert(vm.to_owned()));
     }
 
     /// Ends a QEMU that no journal names.
@@ -374,6 +396,7 @@ impl State {
             capabilities: Some(vmferry_proto::v1::HostCapabilities {
                 accelerators: vec!["kvm".to_owned(), "tcg".to_owned()],
                 machine_types: vec!["pc-q35-10.0".to_owned()],
+                outbound_max: known.outbound_max,
                 ..vmferry_proto::v1::HostCapabilities::default()
             }),
             strangers: known.strangers.iter().map(|vm| format!("pid 7 a-vm {vm}")).collect(),

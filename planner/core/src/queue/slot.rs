@@ -4,6 +4,7 @@
 //! while a link is busy, and is there when it is free. What waits holds no slot, so one host's drain
 //! cannot fill those of the fleet with migrations that its own link keeps waiting.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use vmferry_types::{HostId, MigrationId, Timestamp};
@@ -46,19 +47,27 @@ impl Caps {
 }
 
 /// How many slots there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// For receivers.
     pub preparing: Caps,
     /// For transfers.
     pub transferring: Caps,
+    /// How many transfers may leave these hosts, by their own word; it stands for that of
+    /// `transferring`, whether it is more or less.
+    pub own_outbound: BTreeMap<HostId, u32>,
 }
 
 impl Limits {
-    const fn of(&self, kind: Kind) -> Caps {
+    /// Returns the caps for what goes from one host.
+    fn of(&self, kind: Kind, source: &HostId) -> Caps {
         match kind {
             Kind::Preparing => self.preparing,
-            Kind::Transferring => self.transferring,
+            Kind::Transferring => {
+                let own = self.own_outbound.get(source).copied();
+                let per_source = own.unwrap_or(self.transferring.per_source);
+                Caps { per_source, ..self.transferring }
+            }
         }
     }
 }
@@ -164,7 +173,7 @@ pub fn grant(limits: &Limits, holders: &[Holder], wanted: &[Wanted], now: Timest
 
 /// Returns every limit that keeps a migration from a slot.
 fn in_the_way(limits: &Limits, held: &[Holder], one: &Wanted) -> Vec<Full> {
-    let caps = limits.of(one.kind);
+    let caps = limits.of(one.kind, &one.source);
     let of = |limit: Limit, max: u32| {
         let same = |holder: &&Holder| {
             let there = match &limit {

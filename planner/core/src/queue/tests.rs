@@ -58,9 +58,18 @@ fn the_ranking_is_a_policy_that_names_each_once() {
     }
 }
 
+#[test]
+fn who_waits_for_its_own_job_only_is_told_from_who_waits_for_room() {
+    let note = note_of_own_limit("4c", 2, 2);
+    assert_eq!(note, "max_parallel: 2 of 2 migrations of 4c are at it");
+    assert!(waits_for_own_limit(&note));
+    assert!(!waits_for_own_limit(&waiting(1, Priority::Operator, 1).note));
+}
+
 fn limits() -> Limits {
     let transferring = Caps { fleet: 5, per_source: 2, per_destination: 3 };
-    Limits { preparing: Caps { fleet: 8, per_source: 4, per_destination: 2 }, transferring }
+    let preparing = Caps { fleet: 8, per_source: 4, per_destination: 2 };
+    Limits { preparing, transferring, own_outbound: BTreeMap::new() }
 }
 
 fn wants(number: u128, kind: Kind, source: &str, destination: &str) -> Wanted {
@@ -86,6 +95,23 @@ fn one_drain_does_not_fill_the_slots_of_the_fleet() {
 }
 
 #[test]
+fn a_host_says_itself_how_many_may_leave_it() {
+    let own_outbound = BTreeMap::from([(host("a"), 1), (host("b"), 3)]);
+    let limits = Limits { own_outbound, ..limits() };
+    let of = |n, source| wants(n, Kind::Transferring, source, if n % 2 == 0 { "d" } else { "e" });
+    let wanted =
+        [of(1, "a"), of(2, "a"), of(3, "b"), of(4, "b"), of(5, "b"), of(6, "c"), of(7, "b")];
+    let granted = grant(&limits, &[], &wanted, Timestamp(100));
+    assert_eq!(granted.go, [1, 3, 4, 5, 6].map(id));
+    let told: Vec<String> =
+        granted.wait.iter().map(|(_, full)| full.last().unwrap().to_string()).collect();
+    assert_eq!(told[0], "1 of 1 transferring from a");
+    // The receiver's slot is no link of the source: its own word does not count there.
+    let prepares = [wants(8, Kind::Preparing, "a", "d"), wants(9, Kind::Preparing, "a", "e")];
+    assert_eq!(grant(&limits, &[], &prepares, Timestamp(100)).go, [8, 9].map(id));
+}
+
+#[test]
 fn a_prepared_receiver_waits_while_the_link_is_busy_and_holds_only_its_own_slot() {
     let holders = [
         holds(1, Kind::Transferring, "a", "c"),
@@ -106,7 +132,8 @@ fn a_prepared_receiver_waits_while_the_link_is_busy_and_holds_only_its_own_slot(
 #[test]
 fn every_limit_that_is_in_the_way_is_named() {
     let none = Caps { fleet: 0, per_source: 0, per_destination: 0 };
-    let limits = Limits { preparing: none, transferring: Caps::NONE };
+    let own_outbound = BTreeMap::new();
+    let limits = Limits { preparing: none, transferring: Caps::NONE, own_outbound };
     let granted = grant(&limits, &[], &[wants(1, Kind::Preparing, "a", "b")], Timestamp(1));
     let told: Vec<String> = granted.wait[0].1.iter().map(ToString::to_string).collect();
     let expected =

@@ -356,6 +356,7 @@ impl World {
             ended: self.store.ended.clone(),
             owners: self.store.owners.clone(),
             in_flight: self.in_flight(&own),
+            waiting: BTreeSet::new(),
         };
         let step = job::step(&row, &facts, Timestamp(self.now));
         self.commit_job(step.after);

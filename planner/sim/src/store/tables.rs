@@ -6,7 +6,7 @@ use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
     Admission, Commit, Cordon, EmptyingLogRow, EmptyingRow, Filter, Grant, Granted, HostRow,
     LogRow, MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, QueuedStart, Refused,
-    Reservation, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes, lease_holds,
+    Reservation, Sake, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes, lease_holds,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::lifecycle::EmptyingId;
@@ -138,7 +138,13 @@ impl Tables {
         rows
     }
 
-    fn grant_refusal(&self, grant: &Grant, vm: &VmRow, now: Timestamp) -> Option<Refused> {
+    fn grant_refusal(
+        &self,
+        grant: &Grant,
+        vm: &VmRow,
+        sake: &Sake,
+        now: Timestamp,
+    ) -> Option<Refused> {
         let host = &grant.destination;
         let pin = Outline::read(&vm.definition).ok().and_then(|outline| outline.pin);
         if let Some(pin) = grant.pinned_elsewhere(pin, vm.host.as_ref()) {
@@ -156,7 +162,18 @@ impl Tables {
         if inbound >= grant.inbound_max {
             return Some(Refused::InboundCap { host: host.clone(), inbound });
         }
-        grant.room.check(&self.reserved_on(host)).err().map(|note| Refused::NoRoom { note })
+        if let Err(note) = grant.room.check(&self.reserved_on(host)) {
+            return Some(Refused::NoRoom { note });
+        }
+        let max = sake.max_parallel?;
+        let own = self.migrations.values().filter(|row| {
+            let of = &row.notes.sake.emptying;
+            let same = *of == sake.emptying && !of.is_empty();
+            same && row.ended_us.is_none() && row.migration.destination().is_some()
+        });
+        let running = u32::try_from(own.count()).unwrap_or(u32::MAX);
+        let emptying = sake.emptying.clone();
+        (running >= max).then_some(Refused::OwnLimit { emptying, running, max })
     }
 
     pub(crate) fn admit(
@@ -181,7 +198,7 @@ impl Tables {
         let now = Timestamp(now_us / 1000);
         let event = match &new.grant {
             Ok(grant) => {
-                if let Some(refused) = self.grant_refusal(grant, &vm, now) {
+                if let Some(refused) = self.grant_refusal(grant, &vm, &new.notes.sake, now) {
                     return Ok(Admission::Refused(refused));
                 }
                 Event::Granted { destination: grant.destination.clone() }
@@ -353,7 +370,8 @@ impl Tables {
         let Some(vm) = self.vms.get(&known.migration.vm).cloned() else {
             return Ok(Granted::Refused(Refused::UnknownVm));
         };
-        if let Some(refused) = self.grant_refusal(grant, &vm, Timestamp(now_us / 1000)) {
+        let (sake, now) = (&known.notes.sake, Timestamp(now_us / 1000));
+        if let Some(refused) = self.grant_refusal(grant, &vm, sake, now) {
             return Ok(Granted::Refused(refused));
         }
         let event = Event::Granted { destination: grant.destination.clone() };

@@ -87,6 +87,7 @@ impl Run<'_> {
             pins: policy.pins,
             reserve_memory_percent: Some(policy.reserve_memory_percent.value()),
             reserve_cpu_percent: Some(policy.reserve_cpu_percent.value()),
+            max_parallel: Some(policy.max_parallel.get()),
         }
     }
 
@@ -206,6 +207,7 @@ impl Run<'_> {
             | Refused::Moved { .. }
             | Refused::Cordoned { .. }
             | Refused::InboundCap { .. }
+            | Refused::OwnLimit { .. }
             | Refused::NoRoom { .. } => {
                 debug!(vm_id = %vm, %refused, "not begun now");
                 Ok(Written::Nothing)

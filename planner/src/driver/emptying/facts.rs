@@ -6,6 +6,7 @@ use vmferry_planner_core::lifecycle::emptiness::{HostFacts, Inside, Presence};
 use vmferry_planner_core::lifecycle::job::{self, MoveState, ReturnState};
 use vmferry_planner_core::lifecycle::{Emptying, Ended, drain};
 use vmferry_planner_core::migration::{Cause, Phase};
+use vmferry_planner_core::queue::waits_for_own_limit;
 use vmferry_proto::v1::HostReport;
 use vmferry_types::{Generation, HostId, MigrationId, PowerState, Role, Timestamp, VmId};
 
@@ -89,7 +90,7 @@ pub async fn gather(
 ) -> Result<Facts, StoreError> {
     let host = row.emptying.host();
     let store = planner.store();
-    let ended = ended(planner, row).await?;
+    let (ended, waiting) = ended(planner, row).await?;
     let here = store.vms_on(host).await?;
     let reserved = store.reservations().await?;
     let reserved = reserved.iter().filter(|one| one.host == *host).map(|one| one.vm).collect();
@@ -119,7 +120,7 @@ pub async fn gather(
                     owners.insert(vm.id, (vm.host, vm.generation));
                 }
             }
-            Ok(Facts::Job(job::Facts { host: seen, ended, owners, in_flight }))
+            Ok(Facts::Job(job::Facts { host: seen, ended, owners, in_flight, waiting }))
         }
         Emptying::Drain(drain) => {
             let plan = match asking {
@@ -193,20 +194,27 @@ fn coming_back(job: &job::Job) -> Vec<VmId> {
     }
 }
 
-/// Returns those of its migrations that are over, with nothing owed any more, and how they ended.
+/// Returns those of its migrations that are over, with nothing owed any more, and how they ended;
+/// and those that wait for room.
 async fn ended(
     planner: &Planner,
     row: &EmptyingRow,
-) -> Result<BTreeMap<MigrationId, Ended>, StoreError> {
-    let mut ended = BTreeMap::new();
+) -> Result<(BTreeMap<MigrationId, Ended>, BTreeSet<MigrationId>), StoreError> {
+    let (mut ended, mut waiting) = (BTreeMap::new(), BTreeSet::new());
     for (_, id) in row.emptying.open_migrations() {
-        if let Some(row) = planner.store().migration(id).await?
-            && let Some(how) = how_it_ended(&row)
-        {
+        let Some(row) = planner.store().migration(id).await? else { continue };
+        if let Some(how) = how_it_ended(&row) {
             ended.insert(id, how);
+        } else if waits_for_room(&row) {
+            waiting.insert(id);
         }
     }
-    Ok(ended)
+    Ok((ended, waiting))
+}
+
+fn waits_for_room(row: &MigrationRow) -> bool {
+    let Phase::Queued { blocked: Some(blocked), .. } = &row.migration.phase else { return false };
+    !waits_for_own_limit(&blocked.note)
 }
 
 fn how_it_ended(row: &MigrationRow) -> Option<Ended> {

@@ -44,10 +44,11 @@ impl Run<'_> {
             return Ok(false);
         }
         let policy = &self.planner.parts.config.policy;
+        let links = policy.links(self.planner.parts.inventory.own_outbound());
         let slot = self
             .planner
             .store()
-            .take_slot(&self.row, &policy.links(), &policy.ranking, clock::now())
+            .take_slot(&self.row, &links, &policy.ranking, clock::now())
             .await?;
         let id = self.row.migration.id;
         match slot {

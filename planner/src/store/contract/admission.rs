@@ -103,6 +103,42 @@ pub async fn a_destination_receives_no_more_than_its_cap(store: &dyn Store) {
     assert!(matches!(store.admit(&third, NOW_US).await.unwrap(), Admission::Admitted(_)));
 }
 
+pub async fn an_emptying_has_no_more_under_way_than_it_may_and_what_waits_does_not_count(
+    store: &dyn Store,
+) {
+    let vms = [known_vm(store, 1).await, known_vm(store, 2).await, known_vm(store, 3).await];
+    let of = |number, vm: &VmRow, grant| {
+        let mut new = request(number, vm, grant);
+        new.notes.sake.emptying = "a-job".to_owned();
+        new.notes.sake.max_parallel = Some(1);
+        new
+    };
+    let waits = of(10, &vms[0], Err("full".to_owned()));
+    let Admission::Admitted(waits) = store.admit(&waits, NOW_US).await.unwrap() else {
+        panic!("not queued");
+    };
+    let runs = of(11, &vms[1], Ok(grant("b", room(9))));
+    let Admission::Admitted(runs) = store.admit(&runs, NOW_US).await.unwrap() else {
+        panic!("held up by one that waits");
+    };
+    let limit = || Refused::OwnLimit { emptying: "a-job".to_owned(), running: 1, max: 1 };
+    let third = of(12, &vms[2], Ok(grant("c", room(9))));
+    assert_eq!(refusal(store, &third).await, limit());
+    // Also the one that waits has to wait for its turn, though there is room by now.
+    let granted = store.grant(&waits, &grant("c", room(9)), NOW_US).await.unwrap();
+    let Granted::Refused(refused) = granted else { panic!("{granted:?}") };
+    assert_eq!(refused, limit());
+    // Room is asked first: who has none is not said to have its turn next.
+    let granted = store.grant(&waits, &grant("c", room(0)), NOW_US).await.unwrap();
+    assert!(matches!(granted, Granted::Refused(Refused::NoRoom { .. })), "{granted:?}");
+    let mut row = commit(store, &runs, Event::Refused { blockers: Vec::new() }).await;
+    while row.ended_us.is_none() {
+        row = commit(store, &row, gone()).await;
+    }
+    let granted = store.grant(&waits, &grant("c", room(9)), NOW_US).await.unwrap();
+    assert!(matches!(granted, Granted::Done(_)), "{granted:?}");
+}
+
 pub async fn admission_keeps_to_the_pin_of_the_definition(store: &dyn Store) {
     let definition =
         format!("name = \"vm1\"\nuuid = \"{}\"\nmemory = \"1GiB\"\npin = \"a\"\n", vm_id(1));

@@ -268,6 +268,7 @@ pub async fn links_are_given_in_order_and_kept_to_the_end(store: &dyn Store) {
     let limits = Limits {
         preparing: Caps::NONE,
         transferring: Caps { fleet: 9, per_source: 1, per_destination: 9 },
+        own_outbound: std::collections::BTreeMap::new(),
     };
     let ranking = Ranking::default();
     let mut rows = Vec::new();

@@ -14,7 +14,7 @@ use super::rows::sql;
 use super::{SqlStore, Tx, commit};
 use crate::definition::Outline;
 use crate::store::rows::{Grant, Granted};
-use crate::store::{Admission, MigrationRow, NewMigration, Notes, Refused, StoreError, VmRow};
+use crate::store::{Admission, MigrationRow, NewMigration, Notes, Refused, Sake, StoreError, VmRow};
 
 /// Says whether the VM may be given to a new migration.
 fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
@@ -35,6 +35,7 @@ async fn grant_refusal(
     tx: &mut Tx,
     grant: &Grant,
     vm: &VmRow,
+    sake: &Sake,
     now: Timestamp,
 ) -> Result<Option<Refused>, StoreError> {
     let host = &grant.destination;
@@ -57,7 +58,29 @@ async fn grant_refusal(
         return Ok(Some(Refused::InboundCap { host: host.clone(), inbound }));
     }
     let reserved = reservations_locked(tx, host).await?;
-    Ok(grant.room.check(&reserved).err().map(|note| Refused::NoRoom { note }))
+    if let Err(note) = grant.room.check(&reserved) {
+        return Ok(Some(Refused::NoRoom { note }));
+    }
+    // Asked last: who is refused here has room, and waits for its turn only.
+    own_limit(tx, sake).await
+}
+
+/// Says whether as many migrations of the same emptying hold a destination as may.
+async fn own_limit(tx: &mut Tx, sake: &Sake) -> Result<Option<Refused>, StoreError> {
+    let Some(max) = sake.max_parallel else { return Ok(None) };
+    tx.hold(&format!("emptying/{}", sake.emptying)).await?;
+    let running: i64 = sqlx::query(
+        "SELECT COUNT(*) FROM migrations
+         WHERE emptying = $1 AND emptying <> '' AND ended_us IS NULL AND destination IS NOT NULL",
+    )
+    .bind(&sake.emptying)
+    .fetch_one(tx.connection())
+    .await
+    .and_then(|row| row.try_get(0))
+    .map_err(sql("count an emptying's migrations"))?;
+    let running = u32::try_from(running).unwrap_or(u32::MAX);
+    let emptying = sake.emptying.clone();
+    Ok((running >= max).then_some(Refused::OwnLimit { emptying, running, max }))
 }
 
 impl SqlStore {
@@ -86,7 +109,8 @@ impl SqlStore {
         }
         let event = match &new.grant {
             Ok(grant) => {
-                if let Some(refused) = grant_refusal(&mut tx, grant, &vm, now).await? {
+                let sake = &new.notes.sake;
+                if let Some(refused) = grant_refusal(&mut tx, grant, &vm, sake, now).await? {
                     return Ok(Admission::Refused(refused));
                 }
                 Event::Granted { destination: grant.destination.clone() }
@@ -131,7 +155,8 @@ impl SqlStore {
         let Some(vm) = vm_locked(&mut tx, known.migration.vm).await? else {
             return Ok(Granted::Refused(Refused::UnknownVm));
         };
-        if let Some(refused) = grant_refusal(&mut tx, grant, &vm, now).await? {
+        let sake = &known.notes.sake;
+        if let Some(refused) = grant_refusal(&mut tx, grant, &vm, sake, now).await? {
             return Ok(Granted::Refused(refused));
         }
         let event = Event::Granted { destination: grant.destination.clone() };

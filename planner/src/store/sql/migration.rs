@@ -109,8 +109,8 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     sqlx::query(
         "INSERT INTO migrations (id, request_id, vm_id, vm_name, source, destination, phase,
                                  generation, claim, seq, lease_until_ms, created_us, updated_us,
-                                 record, priority)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13, $14)",
+                                 record, priority, emptying)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11, $12, $13, $14, $15)",
     )
     .bind(migration.id.to_string())
     .bind(&row.request)
@@ -126,6 +126,7 @@ pub(super) async fn insert_row(tx: &mut Tx, row: &MigrationRow) -> Result<(), St
     .bind(int(row.updated_us))
     .bind(record_text(migration, &row.notes)?)
     .bind(row.notes.sake.priority.label())
+    .bind(&row.notes.sake.emptying)
     .execute(tx.connection())
     .await
     .map_err(sql("write a migration"))?;

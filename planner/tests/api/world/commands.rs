@@ -144,7 +144,7 @@ fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
 }
 
 /// The guest stands still for the order.
-fn stand(vm: &mut FakeVm, now: u64) {
+pub(super) fn stand(vm: &mut FakeVm, now: u64) {
     "pre-switchover".clone_into(&mut vm.transfer);
     "finish-migrate".clone_into(&mut vm.run_state);
     if vm.role != "held" {

@@ -26,6 +26,9 @@ pub struct Facts {
     pub owners: BTreeMap<VmId, (Option<HostId>, Generation)>,
     /// VMs that something else carries or starts or stops: they are waited for.
     pub in_flight: BTreeSet<VmId>,
+    /// Those of the job's migrations that wait for room. One that has room and waits only for the
+    /// job's own limit is none of them: the next turn is its.
+    pub waiting: BTreeSet<MigrationId>,
 }
 
 /// What follows from what was seen.
@@ -106,7 +109,9 @@ pub fn read(job: &Job, facts: &Facts, now: Timestamp) -> Option<Event> {
 /// Returns what may be done now, and by name what is waited for.
 fn due(job: &Job, facts: &Facts) -> (Vec<Effect>, Vec<String>) {
     let limit = usize::try_from(job.policy.max_parallel.get()).unwrap_or(usize::MAX);
-    let mut slots = limit.saturating_sub(job.open_migrations().count());
+    // What waits for room moves nothing: it holds up nobody who has some.
+    let at_it = job.open_migrations().filter(|(_, id)| !facts.waiting.contains(id));
+    let mut slots = limit.saturating_sub(at_it.count());
     let (mut effects, mut waits) = (Vec::new(), Vec::new());
     for effect in job.outstanding() {
         match &effect {
@@ -132,6 +137,12 @@ fn due(job: &Job, facts: &Facts) -> (Vec<Effect>, Vec<String>) {
             }
         }
     }
-    waits.extend(job.open_migrations().map(|(vm, id)| format!("migration {id} of VM {vm} to end")));
+    waits.extend(job.open_migrations().map(|(vm, id)| {
+        if facts.waiting.contains(&id) {
+            format!("room for VM {vm}, whose migration {id} is in the queue")
+        } else {
+            format!("migration {id} of VM {vm} to end")
+        }
+    }));
     (effects, waits)
 }

@@ -275,6 +275,7 @@ fn facts() -> Facts {
         ended: BTreeMap::new(),
         owners: BTreeMap::from([here(FIRST), here(SECOND)]),
         in_flight: BTreeSet::new(),
+        waiting: BTreeSet::new(),
     }
 }
 
@@ -293,6 +294,21 @@ fn no_more_move_at_once_than_the_policy_says() {
     let effects = step(&wide, &facts(), NOW).effects;
     let [Effect::Begin { vm, .. }] = effects.as_slice() else { panic!("{effects:?}") };
     assert_eq!(*vm, SECOND);
+}
+
+#[test]
+fn a_migration_that_waits_for_room_holds_back_no_other() {
+    let row = execute(&planned());
+    let row = row.apply(&Event::Begun { vm: FIRST, migration: migration(1) }).unwrap();
+    let waits = Facts { waiting: BTreeSet::from([migration(1)]), ..facts() };
+    let due = step(&row, &waits, NOW);
+    let [Effect::Begin { vm, .. }] = due.effects.as_slice() else { panic!("{due:?}") };
+    assert_eq!(*vm, SECOND);
+    let queued = format!("room for VM {FIRST}, whose migration {} is in the queue", migration(1));
+    assert_eq!(due.waits_for, [queued]);
+    // Begun, the other one has the only turn.
+    let row = row.apply(&Event::Begun { vm: SECOND, migration: migration(2) }).unwrap();
+    assert!(step(&row, &waits, NOW).effects.is_empty());
 }
 
 #[test]
