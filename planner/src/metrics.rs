@@ -9,19 +9,42 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use vmferry_planner_core::capacity::figures;
 use vmferry_planner_core::fleet::Fleet;
-use vmferry_types::PhaseLabel;
+use vmferry_planner_core::lifecycle::{Emptying, Kind};
+use vmferry_planner_core::queue::Priority;
+use vmferry_types::{PhaseLabel, Timestamp};
 
 use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::snapshot;
 use crate::planner::Planner;
-use crate::store::{Filter, MigrationRow, OnlyOpen};
+use crate::queue::{Queued, Row, queued};
+use crate::store::{EmptyingFilter, EmptyingRow, Filter, MigrationRow, OnlyOpen, Which};
 use crate::view;
 
 /// The one label of gauges that have one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Phase {
     phase: &'static str,
+}
+
+/// What empties a host: of which kind, and in which state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindState {
+    kind: &'static str,
+    state: &'static str,
+}
+
+/// A VM's standing in what empties its host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindOnly {
+    kind: &'static str,
+}
+
+/// What waits for room: a migration or a start, and for whose sake.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindPriority {
+    kind: &'static str,
+    priority: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,6 +68,9 @@ pub async fn render(planner: &Planner) -> Result<String, ApiError> {
     let mut registry = Registry::with_prefix("vmferry");
     migrations(&mut registry, planner, &rows);
     hosts(&mut registry, &fleet);
+    let open = EmptyingFilter { which: Which::Open, ..EmptyingFilter::default() };
+    emptyings(&mut registry, &planner.store().emptyings(&open).await?);
+    queue(&mut registry, &queued(planner).await?, clock::now());
     tasks(&mut registry);
     let mut out = String::new();
     // Writing into a String does not fail; if it did, what is there is still true.
@@ -94,6 +120,79 @@ fn hosts(registry: &mut Registry, fleet: &Fleet) {
     registry.register("report_age_seconds", "Age of each host's last report, in seconds", age);
     registry.register("host_memory_free_bytes", "Memory that may still be promised", free);
     registry.register("host_memory_total_bytes", "Memory of the host", total);
+}
+
+/// Those that are not over. One whose VMs are blocked does not get on by itself.
+fn emptyings(registry: &mut Registry, rows: &[EmptyingRow]) {
+    let states = Family::<KindState, Gauge>::default();
+    let (left, blocked) = (Family::<KindOnly, Gauge>::default(), Family::<KindOnly, Gauge>::default());
+    for kind in Kind::ALL {
+        let label = KindOnly { kind: kind.label() };
+        left.get_or_create(&label).set(0);
+        blocked.get_or_create(&label).set(0);
+        for state in Emptying::open_labels(*kind) {
+            states.get_or_create(&KindState { kind: kind.label(), state: *state }).set(0);
+        }
+    }
+    for row in rows {
+        let kind = row.emptying.kind().label();
+        states.get_or_create(&KindState { kind, state: row.emptying.label() }).inc();
+        let count = |of: usize| i64::try_from(of).unwrap_or(i64::MAX);
+        let still = row.emptying.still_there();
+        left.get_or_create(&KindOnly { kind }).inc_by(count(still.left));
+        blocked.get_or_create(&KindOnly { kind }).inc_by(count(still.blocked));
+    }
+    registry.register(
+        "emptyings_open",
+        "Maintenance jobs, drains and retirements that are not over, by kind and state",
+        states,
+    );
+    registry.register(
+        "emptying_vms_left",
+        "VMs that have yet to leave hosts that are emptied, by kind",
+        left,
+    );
+    registry.register(
+        "emptying_vms_blocked",
+        "VMs that have to leave a host that is emptied and have no place to go, by kind",
+        blocked,
+    );
+}
+
+/// What waits for room.
+fn queue(registry: &mut Registry, rows: &[Queued], now: Timestamp) {
+    let waiting = Family::<KindPriority, Gauge>::default();
+    let oldest = Family::<KindPriority, Gauge<f64, AtomicU64>>::default();
+    for kind in ["migration", "start"] {
+        for priority in Priority::ALL {
+            let label = KindPriority { kind, priority: priority.label() };
+            waiting.get_or_create(&label).set(0);
+            oldest.get_or_create(&label).set(0.0);
+        }
+    }
+    for of in rows {
+        let kind = match &of.row {
+            Row::Migration(_) => "migration",
+            Row::Start(_) => "start",
+        };
+        let label = KindPriority { kind, priority: of.waiting.priority.label() };
+        waiting.get_or_create(&label).inc();
+        if let Some(since) = of.waiting.blocked_since {
+            let gauge = oldest.get_or_create(&label);
+            let age = seconds(now.since(since).value());
+            gauge.set(gauge.get().max(age));
+        }
+    }
+    registry.register(
+        "queue_waiting",
+        "Migrations and starts that wait for room, by kind and priority",
+        waiting,
+    );
+    registry.register(
+        "queue_oldest_age_seconds",
+        "How long the one that waits longest has been without room, in seconds; 0 if none waits",
+        oldest,
+    );
 }
 
 /// Counts the tasks that have not ended: connections, calls, drivers.

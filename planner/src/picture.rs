@@ -5,16 +5,18 @@ use std::collections::BTreeSet;
 use futures::stream::{self, StreamExt as _};
 use vmferry_planner_core::doctor::{
     Answer, Declared, GaveUp, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing,
-    Under,
+    Under, Waits,
 };
 use vmferry_planner_core::evidence::{Continued, Handed, Knowledge, RunState};
 use vmferry_planner_core::migration::{Cleanup, Phase};
+use vmferry_planner_core::queue::told;
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Role, Timestamp, VmId};
 
 use crate::clock;
 use crate::inventory::Worth;
 use crate::planner::Planner;
+use crate::queue::{Queued, Row, queued};
 use crate::store::{Filter, HostRow, MigrationRow, OnlyOpen, StoreError, VmRow};
 use crate::telemetry::Chain;
 use crate::view;
@@ -80,8 +82,11 @@ async fn with_store(planner: &Planner, hosts: Vec<HostSaid>) -> Result<Picture, 
             moves.push(of_row(planner, &row));
         }
     }
-    let vms = store.vms().await?.iter().map(|row| of_vm(row, &known)).collect();
-    Ok(Picture { now: clock::now(), hosts, vms, moves })
+    let now = clock::now();
+    let queue: Vec<Waits> = queued(planner).await?.iter().map(|of| waits(of, now)).collect();
+    let queued = queue.iter().map(|waits| waits.id).collect();
+    let vms = store.vms().await?.iter().map(|row| of_vm(row, &known, &queued)).collect();
+    Ok(Picture { now, hosts, vms, moves, queue })
 }
 
 /// Says whether a row may be asked for: of a guest that simply runs, its last start need not be.
@@ -112,7 +117,24 @@ fn of_row(planner: &Planner, row: &MigrationRow) -> Move {
     }
 }
 
-fn of_vm(row: &VmRow, open: &BTreeSet<MigrationId>) -> Known {
+fn waits(of: &Queued, now: Timestamp) -> Waits {
+    let (vm, what) = match &of.row {
+        Row::Migration(row) => (row.migration.vm, "migration"),
+        Row::Start(start) => (start.vm, "start"),
+    };
+    let told = told(&of.waiting, &of.place, now);
+    let words = match of.waiting.blocked_since {
+        Some(since) => format!("since {}: {told}", clock::rfc3339(since)),
+        None => told,
+    };
+    Waits { id: of.row.id(), vm, what, words }
+}
+
+fn of_vm(
+    row: &VmRow,
+    open: &BTreeSet<MigrationId>,
+    queued: &BTreeSet<MigrationId>,
+) -> Known {
     Known {
         id: row.id,
         name: row.name.clone(),
@@ -123,6 +145,7 @@ fn of_vm(row: &VmRow, open: &BTreeSet<MigrationId>) -> Known {
         under: match row.admission {
             None => Under::Nothing,
             Some(id) if open.contains(&id) => Under::Migration(id),
+            Some(id) if queued.contains(&id) => Under::Queued(id),
             Some(id) => Under::Power(id),
         },
         error: row.error.clone(),

@@ -14,7 +14,7 @@ mod vms;
 pub use halves::{HalfSide, OpenHalf, open_halves};
 pub use picture::{
     Answer, Declared, GaveUp, HostSaid, Known, Move, Orphan, Picture, Process, Remains, Standing,
-    Under,
+    Under, Waits,
 };
 
 use vmferry_types::{HostId, MigrationId, VmId};
@@ -112,6 +112,7 @@ pub fn examine(picture: &Picture) -> Diagnosis {
     findings.extend(vms::findings(picture));
     findings.extend(halves.iter().map(halves::finding));
     findings.extend(vms::moves(picture));
+    findings.extend(picture.queue.iter().map(|waits| vms::waits(picture, waits)));
     findings.sort();
     findings.dedup();
     let runners = picture.vms.iter().map(|vm| (vm.id, vms::runner(picture, vm))).collect();

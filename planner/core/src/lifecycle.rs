@@ -20,5 +20,5 @@ pub mod job;
 mod policy;
 pub mod request;
 
-pub use emptying::{Emptying, EmptyingEvent, EmptyingId, Kind};
+pub use emptying::{Emptying, EmptyingEvent, EmptyingId, Kind, StillThere};
 pub use policy::{Ended, Policy, REASONS_MAX, Refusal, Unplaced};

@@ -1,8 +1,9 @@
 //! What has no room waits, says why, and is served when there is some.
 
+use serde_json::json;
 use vmferry_proto::v1;
 
-use crate::bench::{Bench, definition, until};
+use crate::bench::{Bench, definition, found, until};
 
 fn start(name: &str, of: u128) -> v1::StartVmRequest {
     v1::StartVmRequest { definition: definition(name, of), ..v1::StartVmRequest::default() }
@@ -101,4 +102,78 @@ async fn what_no_host_could_ever_take_does_not_wait() {
     let refused = bench.planner.start_vm(asked).await.unwrap_err();
     assert_eq!(refused.code(), "blocked");
     assert!(bench.planner.list_queue().await.unwrap().entries.is_empty());
+}
+
+#[tokio::test]
+async fn a_new_vm_is_placed_by_the_same_gate_over_every_edge() {
+    let bench = Bench::new(&["a"]).await;
+    full(&bench).await;
+    let body = json!({ "definition": definition("posted", 7) }).to_string();
+    let (status, posted) = bench.http("POST", "/api/vms", &body).await;
+    assert_eq!((status, posted["power"].as_str()), (202, Some("stopped")), "{posted}");
+    assert_eq!(posted["queued"]["position"], 1, "{posted}");
+    assert!(posted["queued"]["note"].as_str().unwrap().contains("fleet_at_capacity"), "{posted}");
+    let mut client = bench.grpc().await;
+    let called = client.start_vm(start("called", 8)).await.unwrap().into_inner();
+    let entry = called.queued.unwrap();
+    assert_eq!((entry.position, entry.of, entry.kind.as_str()), (2, 2, "start"));
+    let text = format!("{}required_labels = {{ rack = \"9\" }}\n", definition("never", 9));
+    let never = v1::StartVmRequest { definition: text.clone(), ..Default::default() };
+    let refused = client.start_vm(never).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    let body = json!({ "definition": text }).to_string();
+    let (status, refused) = bench.http("POST", "/api/vms", &body).await;
+    assert_eq!((status, refused["code"].as_str()), (409, Some("blocked")), "{refused}");
+    let (_, queue) = bench.http("GET", "/api/queue", "").await;
+    let names: Vec<&str> = queue["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|of| of["vm_name"].as_str())
+        .collect();
+    assert_eq!(names, ["posted", "called"]);
+}
+
+#[tokio::test]
+async fn what_waits_is_told_as_waiting_by_the_doctor_and_to_monitoring() {
+    let bench = Bench::new(&["a", "b"]).await;
+    full(&bench).await;
+    bench.world.memory("b", 512 << 20);
+    bench.report(&["a", "b"]).await;
+    bench.planner.start_vm(start("late", 7)).await.unwrap();
+    let moved = v1::MigrateVmRequest { vm_name: "web1".to_owned(), ..Default::default() };
+    bench.planner.migrate_vm(moved).await.unwrap();
+    let told = bench.planner.doctor(&v1::DoctorRequest::default()).await.unwrap();
+    let waits: Vec<_> = told.findings.iter().filter(|of| of.code == "waits_for_room").collect();
+    let [first, second] = waits.as_slice() else { panic!("{told:#?}") };
+    assert!(told.well && first.severity == "note");
+    let both = [&first.message, &second.message];
+    let start = both.iter().find(|text| text.starts_with("the start of VM late waits: since "));
+    let start = start.unwrap_or_else(|| panic!("{both:#?}"));
+    assert!(start.contains("1 of 2 in the queue") && start.contains("needed"), "{start}");
+    assert!(both.iter().any(|text| text.starts_with("the migration of VM web1 waits: since ")));
+
+    let drain =
+        v1::DrainHostRequest { host: "a".to_owned(), by: "alice".to_owned(), policy: None };
+    bench.planner.drain_host(drain).await.unwrap();
+    let text = found(async || {
+        let (status, text) = bench.http("GET", "/metrics", "").await;
+        assert_eq!(status, 200);
+        let text = text.as_str().unwrap().to_owned();
+        text.contains("vmferry_emptying_vms_blocked{kind=\"drain\"} 2").then_some(text)
+    })
+    .await;
+    for line in [
+        "vmferry_emptyings_open{kind=\"drain\",state=\"EMPTYING\"} 1",
+        "vmferry_emptyings_open{kind=\"maintenance\",state=\"RUNNING\"} 0",
+        // One of the three waits for room by itself, and is no business of the drain.
+        "vmferry_emptying_vms_left{kind=\"drain\"} 3",
+        "vmferry_emptying_vms_left{kind=\"retire\"} 0",
+        "vmferry_queue_waiting{kind=\"migration\",priority=\"operator\"} 1",
+        "vmferry_queue_waiting{kind=\"start\",priority=\"operator\"} 1",
+        "vmferry_queue_waiting{kind=\"start\",priority=\"maintenance\"} 0",
+        "vmferry_queue_oldest_age_seconds{kind=\"start\",priority=\"drain\"} 0",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
 }

@@ -16,6 +16,21 @@ pub struct Picture {
     pub vms: Vec<Known>,
     /// Migrations of the store that matter here: all open ones, and those that ended.
     pub moves: Vec<Move>,
+    /// What waits for room, in its order.
+    pub queue: Vec<Waits>,
+}
+
+/// A start or a migration that waits for room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waits {
+    /// Which.
+    pub id: MigrationId,
+    /// Of which VM.
+    pub vm: VmId,
+    /// What it is, for people: a start, or a migration.
+    pub what: &'static str,
+    /// Since when, at which position, for what and how long still.
+    pub words: String,
 }
 
 /// One host, as it answered.
@@ -209,6 +224,8 @@ pub struct Known {
 pub enum Under {
     /// Nothing.
     Nothing,
+    /// A start that waits for room: nothing is done yet.
+    Queued(MigrationId),
     /// A start or a stop.
     Power(MigrationId),
     /// A migration.

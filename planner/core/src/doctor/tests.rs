@@ -85,7 +85,7 @@ fn open() -> Move {
 
 fn picture(hosts: Vec<HostSaid>) -> Picture {
     let vms = vec![known(PowerState::Running)];
-    Picture { now: NOW, hosts, vms, moves: vec![ended(60_000)] }
+    Picture { now: NOW, hosts, vms, moves: vec![ended(60_000)], queue: Vec::new() }
 }
 
 /// Says who runs the VM and what was found, as `severity:code@host`.
@@ -256,4 +256,31 @@ fn migrations_that_wait_for_somebody_are_named() {
     expect(&waiting, "a", &["error:undecided"]);
     waiting.moves = vec![open()];
     expect(&waiting, "a", &[]);
+}
+
+#[test]
+fn a_start_that_waits_is_said_to_wait_and_hides_nothing_that_contradicts() {
+    let waits = Waits {
+        id: MOVE,
+        vm: WEB,
+        what: "start",
+        words: "since 10:02: 2 of 3 in the queue, for 1 min, given up in 118 min: full".to_owned(),
+    };
+    let mut queued = picture(vec![said("a", Vec::new())]);
+    queued.vms = vec![Known { under: Under::Queued(MOVE), ..known(PowerState::Stopped) }];
+    queued.queue = vec![waits];
+    expect(&queued, "none", &["note:waits_for_room"]);
+    let told = examine(&queued);
+    assert!(told.is_well());
+    assert_eq!(
+        told.findings[0].message,
+        "the start of VM web1 waits: since 10:02: 2 of 3 in the queue, for 1 min, given up in 118 \
+         min: full"
+    );
+    queued.hosts = vec![said("a", vec![runs()])];
+    expect(&queued, "a", &["error:runs_though_not@a", "note:waits_for_room"]);
+    // One that is lost and waits to be started again needs nobody.
+    queued.hosts = vec![said("a", Vec::new())];
+    queued.vms[0].power = PowerState::Lost;
+    expect(&queued, "none", &["note:waits_for_room"]);
 }

@@ -2,7 +2,7 @@
 
 use vmferry_types::{HostId, PowerState, VmId};
 
-use super::picture::{Answer, HostSaid, Known, Picture, Process, Remains, Standing, Under};
+use super::picture::{Answer, HostSaid, Known, Picture, Process, Remains, Standing, Under, Waits};
 use super::{Finding, Runner, Severity};
 use crate::evidence::{Handed, Knowledge};
 
@@ -67,8 +67,10 @@ fn of_vm(picture: &Picture, vm: &Known) -> Vec<Finding> {
         )));
     }
     // While something is under way the driver decides, and tells what holds it.
-    if vm.under != Under::Nothing {
-        return found;
+    match vm.under {
+        Under::Power(_) | Under::Migration(_) => return found,
+        // What waits for room does nothing yet.
+        Under::Nothing | Under::Queued(_) => {}
     }
     if let ([host], Some(owner)) = (&running[..], &vm.host)
         && host != owner
@@ -95,6 +97,8 @@ fn of_vm(picture: &Picture, vm: &Known) -> Vec<Finding> {
     found.extend(newer(picture, vm));
     match vm.power {
         PowerState::Running => found.extend(missing(picture, vm, &running)),
+        // It is to be started again already.
+        PowerState::Lost if vm.under != Under::Nothing => {}
         PowerState::Lost => found.push(finding(Severity::Error, "lost", vm, format!(
             "VM {} is lost: {}. Start it again with `vmferry vm start {}`, or forget it with `vmferry vm delete {}`",
             vm.name, vm.error, vm.name, vm.name
@@ -220,6 +224,19 @@ fn all(picture: &Picture) -> impl Iterator<Item = (&HostSaid, &Remains)> {
 fn names(hosts: &[HostId]) -> String {
     let names: Vec<String> = hosts.iter().map(|host| format!("host {host}")).collect();
     names.join(" and ")
+}
+
+/// Something that waits for room.
+pub(super) fn waits(picture: &Picture, of: &Waits) -> Finding {
+    let name = picture.vms.iter().find(|vm| vm.id == of.vm).map_or("?", |vm| vm.name.as_str());
+    Finding {
+        severity: Severity::Note,
+        code: "waits_for_room",
+        host: None,
+        vm: Some(of.vm),
+        migration: Some(of.id),
+        message: format!("the {} of VM {name} waits: {}", of.what, of.words),
+    }
 }
 
 /// Migrations that wait for a human, or for what does not come.

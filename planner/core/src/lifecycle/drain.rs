@@ -154,6 +154,18 @@ impl State {
         }
     }
 
+    /// Says whether it has no place to go.
+    #[must_use]
+    pub const fn is_blocked(&self) -> bool {
+        match self {
+            Self::Blocked { .. } => true,
+            Self::Waiting
+            | Self::Begun { .. }
+            | Self::Cancelling { .. }
+            | Self::Resting { .. } => false,
+        }
+    }
+
     /// Returns the migration that is open.
     #[must_use]
     pub const fn open(&self) -> Option<MigrationId> {

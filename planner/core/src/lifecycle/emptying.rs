@@ -273,6 +273,51 @@ impl Emptying {
         !held && !self.is_driven()
     }
 
+    /// Returns the states of those of a kind that are not over.
+    #[must_use]
+    pub const fn open_labels(kind: Kind) -> &'static [&'static str] {
+        match kind {
+            Kind::Maintenance => &["PLANNED", "BLOCKED", "RUNNING", "MAINTENANCE", "COMPLETED"],
+            Kind::Drain => &["EMPTYING", "EMPTY", "CANCELLED"],
+            Kind::Retire => &["EMPTYING", "EMPTY", "GRANTED", "CANCELLED"],
+        }
+    }
+
+    /// Counts the VMs that have yet to leave. A plan that nobody carries out empties nothing.
+    #[must_use]
+    pub fn still_there(&self) -> StillThere {
+        match self {
+            Self::Job(job) => StillThere {
+                left: match job.hold() {
+                    job::Hold::Emptying => job.moves.iter().filter(|one| is_there(&one.state)).count(),
+                    job::Hold::Plan
+                    | job::Hold::Maintenance
+                    | job::Hold::Returning
+                    | job::Hold::Over => 0,
+                },
+                // One that has a VM without a place is never begun.
+                blocked: match job.phase {
+                    job::Phase::Blocked => job.unplaced.len(),
+                    job::Phase::Planned
+                    | job::Phase::Running
+                    | job::Phase::Verifying { .. }
+                    | job::Phase::Stopping { .. }
+                    | job::Phase::Maintenance { .. }
+                    | job::Phase::Completed { .. }
+                    | job::Phase::Failed { .. }
+                    | job::Phase::Cancelled { .. } => 0,
+                },
+            },
+            Self::Drain(drain) => match drain.hold() {
+                drain::Hold::Draining => StillThere {
+                    left: drain.residents.len(),
+                    blocked: drain.residents.iter().filter(|one| one.state.is_blocked()).count(),
+                },
+                drain::Hold::Retired | drain::Hold::Over => StillThere::default(),
+            },
+        }
+    }
+
     /// Returns the migrations that it ever began, as far as the row still knows.
     #[must_use]
     pub fn migrations(&self) -> Vec<MigrationId> {
@@ -280,6 +325,26 @@ impl Emptying {
             Self::Job(job) => job.moves.iter().filter_map(|one| of_move(&one.state)).collect(),
             Self::Drain(drain) => drain.open_migrations().map(|(_, id)| id).collect(),
         }
+    }
+}
+
+/// How many VMs have yet to leave a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StillThere {
+    /// All of them.
+    pub left: usize,
+    /// Those that have no place to go.
+    pub blocked: usize,
+}
+
+const fn is_there(state: &MoveState) -> bool {
+    match state {
+        MoveState::Waiting | MoveState::Begun { .. } | MoveState::Cancelling { .. } => true,
+        MoveState::Moved { .. }
+        | MoveState::Left { .. }
+        | MoveState::Failed { .. }
+        | MoveState::Cancelled { .. }
+        | MoveState::NotBegun => false,
     }
 }
 
