@@ -9,7 +9,7 @@ use vmferry_planner_core::lifecycle::job::{
 use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, Policy, Unplaced};
 use vmferry_planner_core::maintenance::{Code, Crossing, PinsToSource};
 use vmferry_proto::v1;
-use vmferry_types::{Bytes, BytesPerSec, MigrationId, VmId};
+use vmferry_types::{Bytes, BytesPerSec, MigrationId, PhaseLabel, VmId};
 
 use crate::api::ApiError;
 use crate::clock;
@@ -153,7 +153,17 @@ impl Known {
             .filter(|one| one.completed.is_empty())
             .map(|one| one.bytes_per_second)
             .sum();
-        Crossed { bytes: Bytes(sum(|one| one.bytes_transferred)), rate: BytesPerSec(rate) }
+        Crossed {
+            bytes: Bytes(sum(|one| one.bytes_transferred)),
+            rate: BytesPerSec(rate),
+            queued: self.queued().collect(),
+        }
+    }
+
+    /// Names those that wait in the queue: nothing of them is on its way.
+    fn queued(&self) -> impl Iterator<Item = MigrationId> + '_ {
+        let waits = |of: &v1::Migration| of.phase == PhaseLabel::Queued.label();
+        self.migrations.iter().filter(move |(_, of)| waits(of)).map(|(id, _)| *id)
     }
 
     fn percent(&self, id: Option<MigrationId>) -> u32 {
@@ -178,7 +188,7 @@ fn vms(emptying: &Emptying) -> Vec<VmId> {
 fn of_job(message: &mut v1::Emptying, job: &Job, known: &Known) {
     message.moves = job.moves.iter().map(|one| of_move(one, known)).collect();
     message.blocked = job.unplaced.iter().map(|one| blocked(one, known)).collect();
-    message.progress = Some(shown_progress(&progress(job, known.crossed(), clock::now()), message));
+    message.progress = Some(shown_progress(&progress(job, &known.crossed(), clock::now()), message));
     match &job.phase {
         job::Phase::Failed { error, .. } => message.error.clone_from(error),
         job::Phase::Stopping { why } => {
@@ -230,6 +240,9 @@ fn of_move(one: &job::Move, known: &Known) -> v1::EmptyingMove {
         MoveState::Waiting | MoveState::Left { .. } | MoveState::NotBegun => None,
     };
     message.progress_percent = known.percent(migration);
+    if migration.is_some_and(|id| known.queued().any(|queued| queued == id)) {
+        "queued".clone_into(&mut message.state);
+    }
     if let Some(id) = migration {
         message.migration_id = id.to_string();
         if message.target_host.is_empty()

@@ -25,6 +25,8 @@ mod promises;
 #[cfg(test)]
 mod rest;
 #[cfg(test)]
+mod told;
+#[cfg(test)]
 mod turns;
 #[cfg(test)]
 mod waiting;

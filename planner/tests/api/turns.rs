@@ -1,6 +1,8 @@
 //! How many of a host's VMs are on their way at once, and who waits for what meanwhile.
 
+use tonic::transport::Channel;
 use vmferry_proto::v1;
+use vmferry_proto::v1::planner_client::PlannerClient;
 
 use crate::bench::{Bench, definition, found, until};
 use crate::world::Pace;
@@ -70,6 +72,12 @@ async fn a_migration_of_a_job_that_waits_for_room_holds_back_no_other() {
     let now = bench.planner.get_emptying(&job.id).await.unwrap();
     assert!(now.waits_for.iter().any(|of| of.starts_with("room for VM wide")), "{now:#?}");
     assert_eq!(of_vm(&now, "small").state, "running");
+    assert_eq!(of_vm(&now, "wide").state, "queued");
+    let progress = now.progress.unwrap();
+    assert_eq!((progress.moved, progress.running, progress.waiting, progress.total), (1, 1, 1, 3));
+    // Its migration says itself where it stands.
+    let of = bench.planner.get_migration(&queue[0].id).await.unwrap();
+    assert_eq!((of.queued.unwrap().position, of.emptying_id), (1, job.id));
 }
 
 #[tokio::test]
@@ -120,4 +128,40 @@ async fn a_host_says_itself_how_many_leave_it_at_once() {
     .await;
     assert!(waits.iter().all(|of| of.contains("1 of 1 transferring from a")), "{waits:?}");
     assert_eq!(count(&bench, "start_transfer"), 1);
+}
+
+#[tokio::test]
+async fn how_far_a_job_is_is_told_in_vms_bytes_and_time_over_every_edge() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    for of in 1..=3 {
+        bench.start(&format!("web{of}"), of, "a").await;
+    }
+    bench.report(&["a", "b", "c"]).await;
+    bench.world.pace(Pace::Endless);
+    let job = maintain(&bench, 1).await;
+    let mut client = bench.grpc().await;
+    let shown = async |client: &mut PlannerClient<Channel>| {
+        let asked = v1::GetEmptyingRequest { id: job.id.clone() };
+        client.get_emptying(asked).await.unwrap().into_inner().progress.unwrap()
+    };
+    until(|| count(&bench, "start_transfer") == 1).await;
+    let mut ticks = tokio::time::interval(std::time::Duration::from_millis(20));
+    let looking = async {
+        loop {
+            let seen = shown(&mut client).await;
+            if seen.bytes_per_second > 0 {
+                return seen;
+            }
+            ticks.tick().await;
+        }
+    };
+    let bound = std::time::Duration::from_secs(20);
+    let seen = tokio::time::timeout(bound, looking).await.unwrap();
+    assert_eq!((seen.total, seen.moved, seen.running, seen.waiting), (3, 0, 1, 2));
+    assert_eq!((seen.bytes_transferred, seen.bytes_per_second), (1 << 19, 1 << 18));
+    // Three of 1 GiB, of which none has left.
+    assert_eq!((seen.bytes_total, seen.remaining_ms), (3 << 30, (3 << 30) * 1000 / (1 << 18)));
+    let (status, job) = bench.http("GET", &format!("/api/maintenance/jobs/{}", job.id), "").await;
+    assert_eq!((status, &job["progress"]["bytes_per_second"]), (200, &(1 << 18).into()), "{job}");
+    assert_eq!(job["progress"]["remaining_ms"], seen.remaining_ms);
 }

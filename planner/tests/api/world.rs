@@ -343,6 +343,8 @@ impl State {
             status: known.transfer.clone(),
             complete: known.transfer == "completed",
             bytes_total: 1 << 20,
+            bytes_transferred: if known.transfer == "active" { 1 << 19 } else { 0 },
+            bytes_per_second: if known.transfer == "active" { 1 << 18 } else { 0 },
             downtime_ms: 7,
             ..TransferStatus::default()
         });

@@ -3,6 +3,7 @@
 //! Each file holds an input, what a planner has to answer, and the arithmetic by hand.
 
 mod input;
+mod told;
 
 use std::collections::BTreeSet;
 use std::fs;

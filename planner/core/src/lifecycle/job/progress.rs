@@ -1,16 +1,20 @@
 //! How far a job is, in figures.
 
-use vmferry_types::{Bytes, BytesPerSec, Millis, Timestamp};
+use std::collections::BTreeSet;
+
+use vmferry_types::{Bytes, BytesPerSec, MigrationId, Millis, Timestamp};
 
 use super::{Job, MoveState};
 
-/// What is known of the memory that has crossed so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What is known of the job's migrations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Crossed {
     /// By the job's open and ended migrations together.
     pub bytes: Bytes,
     /// How fast it crosses now, all together. Zero if nothing does.
     pub rate: BytesPerSec,
+    /// Those that wait in the queue: nothing of them is on its way.
+    pub queued: BTreeSet<MigrationId>,
 }
 
 /// How far a job is.
@@ -22,7 +26,7 @@ pub struct Progress {
     pub moved: u32,
     /// VMs on their way.
     pub running: u32,
-    /// VMs whose turn has not come.
+    /// VMs whose turn has not come, or that wait for room.
     pub waiting: u32,
     /// VMs that did not move.
     pub failed: u32,
@@ -41,7 +45,7 @@ pub struct Progress {
 /// Returns how far a job is. Of VMs that have not left, what was sent may have to be sent again: the
 /// estimate takes all of their memory.
 #[must_use]
-pub fn progress(job: &Job, crossed: Crossed, now: Timestamp) -> Progress {
+pub fn progress(job: &Job, crossed: &Crossed, now: Timestamp) -> Progress {
     let mut progress = Progress {
         bytes: crossed.bytes,
         rate: crossed.rate,
@@ -54,6 +58,9 @@ pub fn progress(job: &Job, crossed: Crossed, now: Timestamp) -> Progress {
         progress.bytes_total = progress.bytes_total.plus(one.demand.memory);
         match one.state {
             MoveState::Waiting => progress.waiting += 1,
+            MoveState::Begun { migration } if crossed.queued.contains(&migration) => {
+                progress.waiting += 1;
+            }
             MoveState::Begun { .. } | MoveState::Cancelling { .. } => progress.running += 1,
             MoveState::Moved { .. } | MoveState::Left { .. } => progress.moved += 1,
             MoveState::Failed { .. } | MoveState::Cancelled { .. } | MoveState::NotBegun => {

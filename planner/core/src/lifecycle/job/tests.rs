@@ -461,12 +461,18 @@ fn a_plan_without_a_place_for_each_is_never_carried_out() {
 #[test]
 fn progress_is_told_in_vms_and_bytes() {
     let row = job(Phase::Running, [moved(1), MoveState::Waiting]);
-    let crossed = Crossed { bytes: Bytes(5 << 30), rate: BytesPerSec(1 << 30) };
-    let progress = progress(&row, crossed, Timestamp(10_100));
+    let crossed =
+        Crossed { bytes: Bytes(5 << 30), rate: BytesPerSec(1 << 30), queued: BTreeSet::new() };
+    let progress = progress(&row, &crossed, Timestamp(10_100));
     assert_eq!((progress.moved, progress.waiting, progress.total), (1, 1, 2));
     assert_eq!(progress.bytes_total, Bytes(8 << 30));
     assert_eq!((progress.remaining, progress.elapsed), (Some(Millis(4_000)), Millis(10_000)));
-    assert_eq!(super::progress(&row, Crossed::default(), NOW).remaining, None);
+    assert_eq!(super::progress(&row, &Crossed::default(), NOW).remaining, None);
+    // What waits in the queue is not on its way.
+    let row = job(Phase::Running, [begun(1), begun(2)]);
+    let queued = Crossed { queued: BTreeSet::from([migration(1)]), ..Crossed::default() };
+    let progress = super::progress(&row, &queued, NOW);
+    assert_eq!((progress.running, progress.waiting), (1, 1));
 }
 
 #[cfg(feature = "serde")]
