@@ -125,7 +125,8 @@ fn hosts(registry: &mut Registry, fleet: &Fleet) {
 /// Those that are not over. One whose VMs are blocked does not get on by itself.
 fn emptyings(registry: &mut Registry, rows: &[EmptyingRow]) {
     let states = Family::<KindState, Gauge>::default();
-    let (left, blocked) = (Family::<KindOnly, Gauge>::default(), Family::<KindOnly, Gauge>::default());
+    let (left, blocked) =
+        (Family::<KindOnly, Gauge>::default(), Family::<KindOnly, Gauge>::default());
     for kind in Kind::ALL {
         let label = KindOnly { kind: kind.label() };
         left.get_or_create(&label).set(0);

@@ -130,11 +130,7 @@ fn waits(of: &Queued, now: Timestamp) -> Waits {
     Waits { id: of.row.id(), vm, what, words }
 }
 
-fn of_vm(
-    row: &VmRow,
-    open: &BTreeSet<MigrationId>,
-    queued: &BTreeSet<MigrationId>,
-) -> Known {
+fn of_vm(row: &VmRow, open: &BTreeSet<MigrationId>, queued: &BTreeSet<MigrationId>) -> Known {
     Known {
         id: row.id,
         name: row.name.clone(),

@@ -17,7 +17,9 @@ use vmferry_types::{HostId, MigrationId, Timestamp};
 
 use crate::admission::{self, Found};
 use crate::planner::Planner;
-use crate::store::{Commit, Filter, Granted, MigrationRow, OnlyOpen, QueuedStart, Refused, StoreError};
+use crate::store::{
+    Commit, Filter, Granted, MigrationRow, OnlyOpen, QueuedStart, Refused, StoreError,
+};
 use crate::telemetry::Chain;
 use crate::{clock, faults};
 

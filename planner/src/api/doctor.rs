@@ -60,7 +60,8 @@ impl Planner {
 
 /// Says whether a finding may come from two answers of different instants.
 fn is_momentary(finding: &Finding) -> bool {
-    finding.vm.is_some() && !matches!(finding.code, "lost" | "stuck" | "undecided" | "orphan" | "waits_for_room")
+    finding.vm.is_some()
+        && !matches!(finding.code, "lost" | "stuck" | "undecided" | "orphan" | "waits_for_room")
 }
 
 /// Keeps of the second look what the first one saw too.

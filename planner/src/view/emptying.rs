@@ -188,7 +188,8 @@ fn vms(emptying: &Emptying) -> Vec<VmId> {
 fn of_job(message: &mut v1::Emptying, job: &Job, known: &Known) {
     message.moves = job.moves.iter().map(|one| of_move(one, known)).collect();
     message.blocked = job.unplaced.iter().map(|one| blocked(one, known)).collect();
-    message.progress = Some(shown_progress(&progress(job, &known.crossed(), clock::now()), message));
+    message.progress =
+        Some(shown_progress(&progress(job, &known.crossed(), clock::now()), message));
     match &job.phase {
         job::Phase::Failed { error, .. } => message.error.clone_from(error),
         job::Phase::Stopping { why } => {

@@ -93,10 +93,11 @@ async fn a_job_reaches_maintenance_though_its_planner_died_at_any_commit() {
     for point in OF_JOBS {
         for side in SIDES {
             let (bench, vms) = two_on_a().await;
-            let bench = dies_at(bench, &format!("{side}.{point}"), async |planner: Arc<Planner>| {
-                planner.execute_maintenance(maintenance()).await
-            })
-            .await;
+            let bench =
+                dies_at(bench, &format!("{side}.{point}"), async |planner: Arc<Planner>| {
+                    planner.execute_maintenance(maintenance()).await
+                })
+                .await;
             if (side, point) == ("before_commit", "job_opened") {
                 bench.planner.execute_maintenance(maintenance()).await.unwrap();
             }
@@ -112,10 +113,11 @@ async fn a_retirement_is_granted_though_its_planner_died_at_any_commit() {
     for point in OF_RETIREMENTS {
         for side in SIDES {
             let (bench, vms) = two_on_a().await;
-            let bench = dies_at(bench, &format!("{side}.{point}"), async |planner: Arc<Planner>| {
-                planner.retire_host(drain()).await
-            })
-            .await;
+            let bench =
+                dies_at(bench, &format!("{side}.{point}"), async |planner: Arc<Planner>| {
+                    planner.retire_host(drain()).await
+                })
+                .await;
             if (side, point) == ("before_commit", "drain_opened") {
                 bench.planner.retire_host(drain()).await.unwrap();
             }
@@ -202,10 +204,11 @@ async fn a_completed_job_brings_its_vms_back_though_its_planner_died_there() {
 async fn a_drained_host_is_kept_empty_though_its_planner_died_at_any_commit() {
     for side in SIDES {
         let (bench, vms) = two_on_a().await;
-        let bench = dies_at(bench, &format!("{side}.drain_empty"), async |planner: Arc<Planner>| {
-            planner.drain_host(drain()).await
-        })
-        .await;
+        let bench =
+            dies_at(bench, &format!("{side}.drain_empty"), async |planner: Arc<Planner>| {
+                planner.drain_host(drain()).await
+            })
+            .await;
         see(&bench, "EMPTY").await;
         settled(&bench, &vms, false).await;
         // Somebody's process turns up: it is not empty, and is again once that has gone.

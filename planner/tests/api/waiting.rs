@@ -153,8 +153,7 @@ async fn what_waits_is_told_as_waiting_by_the_doctor_and_to_monitoring() {
     assert!(start.contains("1 of 2 in the queue") && start.contains("needed"), "{start}");
     assert!(both.iter().any(|text| text.starts_with("the migration of VM web1 waits: since ")));
 
-    let drain =
-        v1::DrainHostRequest { host: "a".to_owned(), by: "alice".to_owned(), policy: None };
+    let drain = v1::DrainHostRequest { host: "a".to_owned(), by: "alice".to_owned(), policy: None };
     bench.planner.drain_host(drain).await.unwrap();
     let text = found(async || {
         let (status, text) = bench.http("GET", "/metrics", "").await;

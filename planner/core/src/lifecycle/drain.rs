@@ -159,10 +159,9 @@ impl State {
     pub const fn is_blocked(&self) -> bool {
         match self {
             Self::Blocked { .. } => true,
-            Self::Waiting
-            | Self::Begun { .. }
-            | Self::Cancelling { .. }
-            | Self::Resting { .. } => false,
+            Self::Waiting | Self::Begun { .. } | Self::Cancelling { .. } | Self::Resting { .. } => {
+                false
+            }
         }
     }
 

@@ -289,7 +289,9 @@ impl Emptying {
         match self {
             Self::Job(job) => StillThere {
                 left: match job.hold() {
-                    job::Hold::Emptying => job.moves.iter().filter(|one| is_there(&one.state)).count(),
+                    job::Hold::Emptying => {
+                        job.moves.iter().filter(|one| is_there(&one.state)).count()
+                    }
                     job::Hold::Plan
                     | job::Hold::Maintenance
                     | job::Hold::Returning

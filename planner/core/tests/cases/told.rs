@@ -69,7 +69,13 @@ fn demand(mib: u64) -> Demand {
 }
 
 fn request(mib: u64) -> Request {
-    Request { vm: VM, demand: demand(mib), source: None, destination: None, needs: Needs::default() }
+    Request {
+        vm: VM,
+        demand: demand(mib),
+        source: None,
+        destination: None,
+        needs: Needs::default(),
+    }
 }
 
 /// C32: what is waited for is what was refused, not what merely is configured.
@@ -116,7 +122,8 @@ fn a_host_that_failed_once_is_a_place_again() {
 fn a_vm_on_its_way_counts_once_on_each_end_whenever_they_report() {
     let vm = 1;
     let of = |roles: (Option<Role>, Option<Role>), reserved: bool| {
-        let (mut source, mut destination) = (host("h1", 65_536, 65_536), host("h2", 65_536, 65_536));
+        let (mut source, mut destination) =
+            (host("h1", 65_536, 65_536), host("h2", 65_536, 65_536));
         for (host, role) in [(&mut source, roles.0), (&mut destination, roles.1)] {
             if let Some(role) = role {
                 runs(host, vm, role, 8192);

@@ -264,6 +264,10 @@ impl Tables {
         now: Timestamp,
     ) -> Slot {
         let id = row.migration.id;
+        let current = |of: &MigrationRow| of.claim == row.claim && of.ended_us.is_none();
+        if !self.migrations.get(&id).is_some_and(current) {
+            return Slot::Full(Vec::new());
+        }
         let asked = self.slots.entry(id).or_insert((SlotState::Wanted, now, now));
         asked.2 = now;
         if asked.0 == SlotState::Held {

@@ -6,7 +6,8 @@ use vmferry_planner::definition::Outline;
 use vmferry_planner::store::{
     Admission, Commit, Cordon, EmptyingLogRow, EmptyingRow, Filter, Grant, Granted, HostRow,
     LogRow, MigrationRow, NewMigration, Notes, OnlyOpen, PowerAction, QueuedStart, Refused,
-    Reservation, Sake, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes, lease_holds,
+    Reservation, Sake, SlotState, StoreError, TakeOver, Tombstone, VmRow, check_changes,
+    lease_holds,
 };
 use vmferry_planner::view;
 use vmferry_planner_core::lifecycle::EmptyingId;

@@ -19,7 +19,8 @@ use super::{MEMORY, NOW, NOW_US, admitted, grant, host, id, known_vm, power, req
 use crate::store::{
     Admission, AdmitPower, AskHost, BegunFor, Commit, Cordon, EmptyingChange, EmptyingFilter,
     EmptyingRow, FromQueue, HostAnswer, HostDone, HostRow, NewEmptying, NewMigration, NewPower,
-    PowerKind, QueueStart, QueuedStart, Refused, SavedHost, Slot, Store, TakeEmptying, Which,
+    PowerKind, QueueStart, QueuedStart, Refused, SavedHost, Slot, Store, TakeEmptying, TakeOver,
+    Which,
 };
 
 fn policy() -> Policy {
@@ -287,8 +288,14 @@ pub async fn links_are_given_in_order_and_kept_to_the_end(store: &dyn Store) {
         super::commit(store, &rows[0], vmferry_planner_core::migration::Event::CancelRequested)
             .await;
     assert!(cancelled.ended_us.is_none());
-    // What goes back sends nothing any more.
-    assert_eq!(slot(&rows[1], now(3)).await.unwrap(), Slot::Held);
+    // What goes back sends nothing any more. The driver before takes no link for the one after.
+    let until = Timestamp(NOW.value() + 10_000);
+    let TakeOver::Taken(next) = store.take_over(id(12), "next", until, NOW).await.unwrap() else {
+        panic!("not taken");
+    };
+    assert_eq!(slot(&rows[1], now(3)).await.unwrap(), Slot::Full(Vec::new()));
+    assert_eq!(slot(&next, now(3)).await.unwrap(), Slot::Held);
+    assert_eq!(slot(&rows[1], now(4)).await.unwrap(), Slot::Full(Vec::new()));
 }
 
 pub async fn a_start_waits_once_and_starts_under_the_same_id(store: &dyn Store) {

@@ -14,7 +14,9 @@ use super::rows::sql;
 use super::{SqlStore, Tx, commit};
 use crate::definition::Outline;
 use crate::store::rows::{Grant, Granted};
-use crate::store::{Admission, MigrationRow, NewMigration, Notes, Refused, Sake, StoreError, VmRow};
+use crate::store::{
+    Admission, MigrationRow, NewMigration, Notes, Refused, Sake, StoreError, VmRow,
+};
 
 /// Says whether the VM may be given to a new migration.
 fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {

@@ -99,7 +99,7 @@ impl SqlStore {
         let id = row.migration.id;
         let mut tx = self.begin().await?;
         tx.hold("transfers").await?;
-        sqlx::query(
+        let asked = sqlx::query(
             "UPDATE migrations SET slot = COALESCE(slot, 'wanted'),
                                    slot_ms = COALESCE(slot_ms, $3), slot_seen_ms = $3
              WHERE id = $1 AND claim = $2 AND ended_us IS NULL",
@@ -110,6 +110,10 @@ impl SqlStore {
         .execute(tx.connection())
         .await
         .map_err(sql("ask for a transfer slot"))?;
+        if asked.rows_affected() == 0 {
+            // Another driver has it by now, or it is over: nothing is asked for, and nothing taken.
+            return Ok(Slot::Full(Vec::new()));
+        }
         let all: Vec<SlotRow> = sqlx::query(
             "SELECT id, source, destination, priority, created_us, slot, slot_ms, slot_seen_ms
              FROM migrations
