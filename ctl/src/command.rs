@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod emptying;
 pub(crate) mod host;
 pub(crate) mod migration;
+pub(crate) mod pki;
 pub(crate) mod plan;
 pub(crate) mod queue;
 pub(crate) mod vm;

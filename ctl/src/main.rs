@@ -20,6 +20,7 @@ mod config;
 mod failure;
 mod follow;
 mod output;
+mod pki;
 mod plan;
 mod render;
 
@@ -73,6 +74,9 @@ enum Command {
         #[arg(default_value = "", hide_default_value = true)]
         vm: String,
     },
+    /// Make, show and renew the certificates of a fleet, as files on this machine
+    #[command(subcommand)]
+    Pki(command::pki::Command),
     /// Show where a host's VMs would go, by an inventory file and without a planner
     Plan {
         /// The inventory, as JSON; - for standard input
@@ -110,6 +114,7 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Queue => command::queue::run(&connect()?, output).await,
         Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
+        Command::Pki(command) => command::pki::run(command, output),
         Command::Completions { shell } => {
             output.text(&command::completions::script(shell));
             Ok(())

@@ -5,6 +5,7 @@ pub(crate) mod doctor;
 pub(crate) mod emptying;
 pub(crate) mod host;
 pub(crate) mod migration;
+pub(crate) mod pki;
 pub(crate) mod quantity;
 pub(crate) mod table;
 pub(crate) mod vm;

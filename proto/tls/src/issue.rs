@@ -243,6 +243,15 @@ pub fn write_authority(dir: &Path, authority: &Authority) -> Result<(), IssueErr
     write(dir, CA_FILE, authority.certificate_pem.as_bytes(), PUBLIC)
 }
 
+/// Gives an identity's directory the authorities that are trusted now.
+///
+/// # Errors
+///
+/// Fails where the file cannot be written.
+pub fn write_trust(dir: &Path, ca_pem: &str) -> Result<(), IssueError> {
+    write(dir, CA_FILE, ca_pem.as_bytes(), PUBLIC)
+}
+
 /// Puts an identity down, so that agents, planners, the command line and QEMU find it.
 ///
 /// Each file is replaced as a whole. Who reads between two of them finds a certificate and a key that
