@@ -132,7 +132,7 @@ fn emptyings(registry: &mut Registry, rows: &[EmptyingRow]) {
         left.get_or_create(&label).set(0);
         blocked.get_or_create(&label).set(0);
         for state in Emptying::open_labels(*kind) {
-            states.get_or_create(&KindState { kind: kind.label(), state: *state }).set(0);
+            states.get_or_create(&KindState { kind: kind.label(), state }).set(0);
         }
     }
     for row in rows {

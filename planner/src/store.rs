@@ -127,7 +127,7 @@ pub enum StoreError {
     #[error("store: what was asked for with others could not be read")]
     Together {
         /// Why.
-        source: std::sync::Arc<StoreError>,
+        source: std::sync::Arc<Self>,
     },
     /// An open migration's VM belongs to no or another admission.
     #[error("store: migration {migration} is open, but its VM is not given to it")]

@@ -18,7 +18,8 @@ mod migrations;
 mod operator;
 #[cfg(test)]
 mod planners;
-#[cfg(all(test, feature = "fault-points"))]
+#[cfg(test)]
+#[cfg(feature = "fault-points")]
 mod points;
 #[cfg(test)]
 mod promises;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
 use vmferry_planner::api::ApiError;
 use vmferry_planner::planner::Planner;
 use vmferry_proto::v1;
@@ -28,10 +29,10 @@ where
     let hold = bench.points().join(format!("{point}.hold"));
     let reached = bench.points().join(format!("{point}.reached"));
     std::fs::write(&hold, "").unwrap();
-    let asked = tokio::spawn(act(Arc::clone(&bench.planner)));
+    let mut asked = JoinSet::new();
+    asked.spawn(act(Arc::clone(&bench.planner)));
     until(|| reached.exists()).await;
-    asked.abort();
-    let _ended = asked.await;
+    asked.shutdown().await;
     let bench = bench.restart().await;
     std::fs::remove_file(&reached).unwrap();
     std::fs::remove_file(&hold).unwrap();
@@ -73,8 +74,15 @@ async fn see(bench: &Bench, state: &str) -> v1::Emptying {
     found(async || newest().await.filter(|of| of.state == state)).await
 }
 
+/// Where VMs are to run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Run {
+    OnA,
+    Elsewhere,
+}
+
 /// Every VM runs once, and nothing is held any more.
-async fn settled(bench: &Bench, vms: &[v1::Vm], on_a: bool) {
+async fn settled(bench: &Bench, vms: &[v1::Vm], there: Run) {
     let planner = &bench.planner;
     let open = v1::ListMigrationsRequest { open: true, ..Default::default() };
     found(async || {
@@ -84,7 +92,11 @@ async fn settled(bench: &Bench, vms: &[v1::Vm], on_a: bool) {
     .await;
     for vm in vms {
         let runs = bench.world.running(&vm.id);
-        assert!(runs.len() == 1 && (runs[0] == "a") == on_a, "{} runs on {runs:?}", vm.name);
+        assert!(
+            runs.len() == 1 && (runs[0] == "a") == (there == Run::OnA),
+            "{} runs on {runs:?}",
+            vm.name
+        );
     }
 }
 
@@ -103,7 +115,7 @@ async fn a_job_reaches_maintenance_though_its_planner_died_at_any_commit() {
             }
             let job = see(&bench, "MAINTENANCE").await;
             assert!(job.moves.iter().all(|one| one.state == "done"), "{side}.{point}: {job:#?}");
-            settled(&bench, &vms, false).await;
+            settled(&bench, &vms, Run::Elsewhere).await;
         }
     }
 }
@@ -122,7 +134,7 @@ async fn a_retirement_is_granted_though_its_planner_died_at_any_commit() {
                 bench.planner.retire_host(drain()).await.unwrap();
             }
             see(&bench, "GRANTED").await;
-            settled(&bench, &vms, false).await;
+            settled(&bench, &vms, Run::Elsewhere).await;
         }
     }
 }
@@ -146,7 +158,7 @@ async fn a_cancelled_job_opens_its_host_though_its_planner_died_meanwhile() {
                 bench.planner.cancel_emptying(cancel(&job.id)).await.unwrap();
             }
             see(&bench, "CANCELLED").await;
-            settled(&bench, &vms, true).await;
+            settled(&bench, &vms, Run::OnA).await;
             assert!(bench.planner.get_host("a").await.unwrap().cordons.is_empty());
         }
     }
@@ -163,7 +175,7 @@ async fn a_failed_job_leaves_its_host_cordoned_though_its_planner_died_meanwhile
         .await;
         let job = see(&bench, "FAILED").await;
         assert!(job.error.contains("the transfer failed"), "{}", job.error);
-        settled(&bench, &vms, true).await;
+        settled(&bench, &vms, Run::OnA).await;
         assert_eq!(bench.planner.get_host("a").await.unwrap().cordons.len(), 1);
     }
 }
@@ -196,7 +208,7 @@ async fn a_completed_job_brings_its_vms_back_though_its_planner_died_there() {
             (back == 2).then_some(())
         })
         .await;
-        settled(&bench, &vms, true).await;
+        settled(&bench, &vms, Run::OnA).await;
     }
 }
 
@@ -210,7 +222,7 @@ async fn a_drained_host_is_kept_empty_though_its_planner_died_at_any_commit() {
             })
             .await;
         see(&bench, "EMPTY").await;
-        settled(&bench, &vms, false).await;
+        settled(&bench, &vms, Run::Elsewhere).await;
         // Somebody's process turns up: it is not empty, and is again once that has gone.
         let stranger = vmferry_types::VmId::from_u128(77).to_string();
         bench.world.stranger("a", &stranger);
@@ -241,7 +253,7 @@ async fn a_cancelled_drain_opens_its_host_though_its_planner_died_there() {
             bench.planner.cancel_emptying(cancel(&drained.id)).await.unwrap();
         }
         see(&bench, "CANCELLED").await;
-        settled(&bench, &vms, true).await;
+        settled(&bench, &vms, Run::OnA).await;
         assert!(bench.planner.get_host("a").await.unwrap().cordons.is_empty());
     }
 }
