@@ -4,6 +4,7 @@ mod emptying;
 mod host;
 mod migration;
 mod queue;
+mod story;
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Ph
 use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId, PowerState, Role};
 
-pub use emptying::{emptying, emptying_with_log, story};
+pub use emptying::{emptying, emptying_with_log};
 pub use host::{hosts, with_past};
 pub use migration::{migration, still_ms, stuck, summaries, summary};
 pub use queue::queue;

@@ -33,13 +33,22 @@ pub(crate) fn progress(of: &Emptying) -> String {
     if !of.blocked.is_empty() {
         text += &format!(", {} cannot leave", of.blocked.len());
     }
+    if !of.returns.is_empty() {
+        let back = of.returns.iter().filter(|one| one.state == "returned").count();
+        text += &format!(", {back} of {} VMs came back", of.returns.len());
+    }
     text
 }
 
 /// Says in a line what it is and how far.
 pub(crate) fn summary(of: &Emptying) -> String {
     let error = if of.error.is_empty() { String::new() } else { format!("  {}", of.error) };
-    format!("{}  {} of host {}  {}{error}", of.id, of.kind, of.host, progress(of))
+    let mut text = format!("{}  {} of host {}  {}{error}", of.id, of.kind, of.host, progress(of));
+    for one in of.returns.iter().filter(|one| one.state == "stays") {
+        let name = name(&one.vm_name, &one.vm_id);
+        text += &format!("\nVM {name} stays on host {}: {}", one.from_host, one.reason);
+    }
+    text
 }
 
 /// Lays out a list.
@@ -130,10 +139,16 @@ pub(crate) fn show(of: &Emptying) -> String {
     }
     if !of.log.is_empty() {
         let row = |entry: &LogEntry| {
-            vec![entry.seq.to_string(), entry.at.clone(), entry.event.clone(), entry.phase.clone()]
+            vec![
+                entry.seq.to_string(),
+                entry.at.clone(),
+                entry.event.clone(),
+                entry.phase.clone(),
+                entry.note.clone(),
+            ]
         };
         let rows = of.log.iter().map(row).collect();
-        text += &section("log:", &table(&["SEQ", "AT", "EVENT", "PHASE"], rows, ""));
+        text += &section("log:", &table(&["SEQ", "AT", "EVENT", "PHASE", "WHAT"], rows, ""));
     }
     text
 }
@@ -156,7 +171,7 @@ fn of_move(one: &EmptyingMove) -> Vec<String> {
 }
 
 /// Writes each VM that cannot leave with every reason, and what to do about it.
-fn reasons(blocked: &[EmptyingBlocked]) -> String {
+pub(super) fn reasons(blocked: &[EmptyingBlocked]) -> String {
     let mut lines = Vec::new();
     for one in blocked {
         lines.push(format!("{}: {}: {}", name(&one.vm_name, &one.vm_id), one.code, one.message));

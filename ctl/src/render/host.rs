@@ -4,7 +4,7 @@ use vmferry_proto::v1::{Blocker, Host, Orphan};
 
 use super::quantity::{bytes, cpus, millis, or_dash};
 use super::table::{fields, section, table};
-use super::vm;
+use super::{emptying, vm};
 
 /// Lays out all hosts.
 pub(crate) fn list(hosts: &[Host]) -> String {
@@ -57,6 +57,7 @@ pub(crate) fn show(host: &Host) -> String {
         ]);
     }
     text += &section("how it stands:", &host.story.join("\n"));
+    text += &emptied(host);
     text += &section("declared dead:", &death(host));
     text += &section("takes no placements now:", &reasons(&host.blockers));
     if !host.vms.is_empty() {
@@ -68,6 +69,16 @@ pub(crate) fn show(host: &Host) -> String {
         &orphans(host),
     );
     text
+}
+
+/// Shows how far what empties it is, and who cannot leave for what reasons.
+fn emptied(host: &Host) -> String {
+    let Some(of) = host.emptying.as_ref().filter(|of| of.ended.is_empty()) else {
+        return String::new();
+    };
+    let mut text = section("emptied:", &emptying::progress(of));
+    text += &section("cannot leave:", &emptying::reasons(&of.blocked));
+    text + &format!("\nmore of it: vmferry host maintenance show {}\n", of.id)
 }
 
 /// Says how a host stands, and nothing else.

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vmferry_planner_core::lifecycle::drain::{self, Drain, State};
+use vmferry_planner_core::lifecycle::drain::{self, Drain, Resident, State};
 use vmferry_planner_core::lifecycle::job::{
     self, Crossed, Job, MoveState, Progress, ReturnState, progress,
 };
-use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, Policy, Unplaced};
+use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, Ended, Policy, Unplaced};
 use vmferry_planner_core::maintenance::{Code, Crossing, PinsToSource};
 use vmferry_proto::v1;
 use vmferry_types::{Bytes, BytesPerSec, MigrationId, PhaseLabel, VmId};
@@ -29,25 +29,75 @@ pub async fn emptying_with_log(
 ) -> Result<v1::Emptying, ApiError> {
     let log = planner.store().emptying_log(row.id()).await?;
     let mut message = shown(planner, row, &begun(&log)).await?;
-    message.log = log
-        .into_iter()
-        .map(|entry| v1::LogEntry {
-            seq: entry.seq.value(),
-            at: clock::rfc3339_us(entry.at_us),
-            event: entry.event,
-            phase: entry.phase,
-            note: String::new(),
-        })
-        .collect();
+    let named = |vm: VmId| {
+        let shown = message.moves.iter().find(|one| one.vm_id == vm.to_string());
+        let name = shown.map(|one| one.vm_name.clone()).filter(|name| !name.is_empty());
+        format!("VM {}", name.unwrap_or_else(|| vm.to_string()))
+    };
+    let entries = log.into_iter().map(|entry| v1::LogEntry {
+        seq: entry.seq.value(),
+        at: clock::rfc3339_us(entry.at_us),
+        note: event_of(&entry).map(|event| note(&event, named)).unwrap_or_default(),
+        event: entry.event,
+        phase: entry.phase,
+    });
+    message.log = entries.collect();
     Ok(message)
+}
+
+fn event_of(entry: &EmptyingLogRow) -> Option<EmptyingEvent> {
+    serde_json::from_str(&entry.body).ok()
+}
+
+/// Says of an event what its name does not: whom it is about, and why it came.
+fn note(event: &EmptyingEvent, named: impl Fn(VmId) -> String) -> String {
+    use drain::Event as D;
+    use job::Event as J;
+    match event {
+        EmptyingEvent::Job(J::Begun { vm, migration })
+        | EmptyingEvent::Drain(D::Begun { vm, migration }) => {
+            format!("{}: migration {migration}", named(*vm))
+        }
+        EmptyingEvent::Job(J::NotBegun { vm, error, .. })
+        | EmptyingEvent::Drain(D::NotBegun { vm, error, .. }) => {
+            format!("{}: {error}", named(*vm))
+        }
+        EmptyingEvent::Job(J::MigrationEnded { migration, how, .. })
+        | EmptyingEvent::Drain(D::MigrationEnded { migration, how, .. }) => match how {
+            Ended::Moved { destination, .. } => {
+                format!("migration {migration} ended on host {destination}")
+            }
+            Ended::Cancelled => format!("migration {migration} was cancelled"),
+            Ended::Failed { error } => format!("migration {migration} failed: {error}"),
+        },
+        EmptyingEvent::Job(J::Left { vm, .. } | J::CancelAsked { vm })
+        | EmptyingEvent::Drain(
+            D::Left { vm, .. }
+            | D::CancelAsked { vm }
+            | D::Appeared { vm, .. }
+            | D::Unblocked { vm },
+        ) => named(*vm),
+        EmptyingEvent::Drain(D::Blocked { why, .. }) => format!("{}: {}", named(why.vm), why.code),
+        EmptyingEvent::Job(J::CancelRequested { by, .. })
+        | EmptyingEvent::Drain(D::CancelRequested { by, .. }) => format!("by {by}"),
+        EmptyingEvent::Job(J::HostDied { how, .. })
+        | EmptyingEvent::Drain(D::HostDied { how, .. }) => how.clone(),
+        EmptyingEvent::Job(J::VerifyExpired { note, .. }) => note.clone(),
+        EmptyingEvent::Job(
+            J::ExecuteRequested { .. }
+            | J::FoundEmpty { .. }
+            | J::CompleteRequested { .. }
+            | J::Superseded { .. },
+        )
+        | EmptyingEvent::Drain(D::FoundEmpty { .. } | D::FoundNotEmpty { .. }) => String::new(),
+    }
 }
 
 /// Returns the migrations that it ever began: what a drain has moved is in its log only.
 fn begun(log: &[EmptyingLogRow]) -> Vec<MigrationId> {
-    let event = |entry: &EmptyingLogRow| serde_json::from_str::<EmptyingEvent>(&entry.body).ok();
     log.iter()
         .filter(|entry| entry.event == "begun")
-        .filter_map(event)
+        .filter_map(event_of)
         .filter_map(|event| match event {
             EmptyingEvent::Job(job::Event::Begun { migration, .. })
             | EmptyingEvent::Drain(drain::Event::Begun { migration, .. }) => Some(migration),
@@ -96,6 +146,8 @@ struct Known {
     names: BTreeMap<VmId, (String, Bytes)>,
     migrations: BTreeMap<MigrationId, v1::Migration>,
     waits_for: Vec<String>,
+    /// The residents of a drain as they are now: its driver may not have looked yet.
+    residents: Vec<Resident>,
 }
 
 impl Known {
@@ -112,33 +164,19 @@ impl Known {
                 migrations.insert(id, super::summary(planner, &row));
             }
         }
+        let (mut waits_for, residents) = now(planner, row).await?;
         let mut names = BTreeMap::new();
-        for vm in vms(&row.emptying) {
+        let there = residents.iter().map(|one| one.vm);
+        for vm in vms(&row.emptying).into_iter().chain(there) {
             if let Some(row) = planner.store().vm(vm).await? {
                 names.insert(vm, (row.name, row.memory));
             }
         }
-        let mut waits_for = Vec::new();
-        if row.emptying.is_driven() {
-            let mut described = Described::default();
-            let facts = facts::gather(planner, row, &mut described, Asking::Shown).await?;
-            waits_for = match (&row.emptying, facts) {
-                (Emptying::Job(job), Facts::Job(facts)) => {
-                    job::step(job, &facts, clock::now()).waits_for
-                }
-                (Emptying::Drain(drain), Facts::Drain(facts)) => {
-                    drain::step(drain, &facts, clock::now()).waits_for
-                }
-                (Emptying::Job(_), Facts::Drain(_)) | (Emptying::Drain(_), Facts::Job(_)) => {
-                    Vec::new()
-                }
-            };
-            for (vm, (name, _)) in &names {
-                let (id, named) = (format!("VM {vm}"), format!("VM {name}"));
-                waits_for.iter_mut().for_each(|text| *text = text.replace(&id, &named));
-            }
+        for (vm, (name, _)) in &names {
+            let (id, named) = (format!("VM {vm}"), format!("VM {name}"));
+            waits_for.iter_mut().for_each(|text| *text = text.replace(&id, &named));
         }
-        Ok(Self { names, migrations, waits_for })
+        Ok(Self { names, migrations, waits_for, residents })
     }
 
     fn name(&self, vm: VmId) -> String {
@@ -169,6 +207,35 @@ impl Known {
     fn percent(&self, id: Option<MigrationId>) -> u32 {
         id.and_then(|id| self.migrations.get(&id)).map_or(0, |one| one.progress_percent)
     }
+}
+
+/// Says what it waits for now, and who is there.
+async fn now(
+    planner: &Planner,
+    row: &EmptyingRow,
+) -> Result<(Vec<String>, Vec<Resident>), StoreError> {
+    let written = match &row.emptying {
+        Emptying::Drain(drain) => drain.residents.clone(),
+        Emptying::Job(_) => Vec::new(),
+    };
+    if !row.emptying.is_driven() {
+        return Ok((Vec::new(), written));
+    }
+    let facts = facts::gather(planner, row, &mut Described::default(), Asking::Shown).await?;
+    Ok(match (&row.emptying, facts) {
+        (Emptying::Job(job), Facts::Job(facts)) => {
+            (job::step(job, &facts, clock::now()).waits_for, written)
+        }
+        (Emptying::Drain(drain), Facts::Drain(facts)) => {
+            let step = drain::step(drain, &facts, clock::now());
+            // What changes its phase is told once it is written down.
+            let same = step.after.phase == drain.phase && step.after.moved == drain.moved;
+            (step.waits_for, if same { step.after.residents } else { written })
+        }
+        (Emptying::Job(_), Facts::Drain(_)) | (Emptying::Drain(_), Facts::Job(_)) => {
+            (Vec::new(), written)
+        }
+    })
 }
 
 /// Names every VM that it speaks of.
@@ -279,7 +346,9 @@ fn of_return(one: &job::Return, known: &Known) -> v1::EmptyingReturn {
 }
 
 fn of_drain(message: &mut v1::Emptying, drain: &Drain, row: &EmptyingRow, known: &Known) {
-    let moved = drain.moved.iter().map(|one| v1::EmptyingMove {
+    // One that came back after it was moved is there, and has to leave once more.
+    let back = |vm| known.residents.iter().any(|one| one.vm == vm);
+    let moved = drain.moved.iter().filter(|one| !back(one.vm)).map(|one| v1::EmptyingMove {
         vm_id: one.vm.to_string(),
         vm_name: known.name(one.vm),
         memory_bytes: known.names.get(&one.vm).map_or(0, |(_, memory)| memory.value()),
@@ -290,9 +359,9 @@ fn of_drain(message: &mut v1::Emptying, drain: &Drain, row: &EmptyingRow, known:
         ..v1::EmptyingMove::default()
     });
     message.moves = moved.collect();
-    let moved = u32::try_from(drain.moved.len()).unwrap_or(u32::MAX);
+    let moved = u32::try_from(message.moves.len()).unwrap_or(u32::MAX);
     let mut counts = Progress { moved, ..Progress::default() };
-    for resident in &drain.residents {
+    for resident in &known.residents {
         let memory = known.names.get(&resident.vm).map_or(0, |(_, memory)| memory.value());
         let mut one = v1::EmptyingMove {
             vm_id: resident.vm.to_string(),
@@ -411,61 +480,4 @@ fn policy(policy: &Policy) -> v1::MaintenancePolicy {
         allow_pinned: policy.pins == PinsToSource::MayLeave,
         dry_run: policy.dry_run,
     }
-}
-
-/// Tells in a few sentences how a host stands for its sake.
-#[must_use]
-pub fn story(of: &v1::Emptying) -> Vec<String> {
-    let progress = of.progress.unwrap_or_default();
-    let what = match of.kind.as_str() {
-        "maintenance" => "maintenance job",
-        "retire" => "retirement",
-        _ => "drain",
-    };
-    let counted = format!("{} of {} VMs have left", progress.moved, progress.total);
-    let mut story = vec![match of.state.as_str() {
-        "PLANNED" => format!("{what} {} is planned and not begun; nothing was touched", of.id),
-        "BLOCKED" => format!(
-            "{what} {} cannot be carried out: {} of its VMs have no place; nothing was touched",
-            of.id,
-            of.blocked.len()
-        ),
-        "RUNNING" | "EMPTYING" => {
-            format!(
-                "{what} {} by {} since {}: {counted}, {} are on their way",
-                of.id, of.by, of.opened, progress.running
-            )
-        }
-        "MAINTENANCE" => format!(
-            "in maintenance since {} ({what} {} by {}): its own agent says that it is empty",
-            of.empty_since, of.id, of.by
-        ),
-        "EMPTY" => format!(
-            "drained: empty since {} by its own agent's word, and kept so ({what} {} by {})",
-            of.empty_since, of.id, of.by
-        ),
-        "GRANTED" => format!(
-            "retired since {}: it is empty and may be deleted ({what} {} by {})",
-            of.empty_since, of.id, of.by
-        ),
-        "COMPLETED" => format!("back in service after {what} {}", of.id),
-        "FAILED" => {
-            format!("{what} {} failed, {counted}, and the host stays cordoned: {}", of.id, of.error)
-        }
-        "DIED" => format!("it died while it was emptied ({what} {}): {}", of.id, of.error),
-        _ => format!("{what} {} was given up ({}); {counted}", of.id, of.error),
-    }];
-    for one in &of.blocked {
-        let name = if one.vm_name.is_empty() { &one.vm_id } else { &one.vm_name };
-        story.push(format!("VM {name} cannot leave: {}; {}", one.message, one.fix));
-    }
-    for one in of.moves.iter().filter(|one| !one.error.is_empty()) {
-        story.push(format!("VM {} did not move: {}", one.vm_name, one.error));
-    }
-    for one in of.returns.iter().filter(|one| one.state != "returned") {
-        let why = if one.reason.is_empty() { "on its way back" } else { &one.reason };
-        story.push(format!("VM {}, moved to {}: {why}", one.vm_name, one.from_host));
-    }
-    story.extend(of.waits_for.iter().map(|what| format!("waits for {what}")));
-    story
 }

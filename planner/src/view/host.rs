@@ -6,9 +6,9 @@ use vmferry_planner_core::capacity::figures;
 use vmferry_planner_core::fleet::{Availability, Fleet, Host, Lifecycle};
 use vmferry_planner_core::placement::closed_because;
 use vmferry_proto::v1;
-use vmferry_types::{HostId, Role, VmId};
+use vmferry_types::{HostId, Role, Timestamp, VmId};
 
-use super::blocker;
+use super::{blocker, story};
 use crate::api::ApiError;
 use crate::clock;
 use crate::inventory::{KnownHost, Worth, snapshot};
@@ -47,7 +47,7 @@ pub async fn hosts(planner: &Planner) -> Result<Vec<v1::Host>, ApiError> {
         if let Some(row) = emptyings.get(&row.id) {
             message.emptying = Some(super::emptying(planner, row).await?);
         }
-        message.story = story(&message);
+        message.story = story::of_host(&message);
         shown.push(message);
     }
     Ok(shown)
@@ -68,19 +68,23 @@ async fn newest(planner: &Planner) -> Result<BTreeMap<HostId, EmptyingRow>, ApiE
     Ok(newest)
 }
 
-/// Tells of a host that nothing empties now what emptied it last.
+/// Tells of a host that nothing empties now what emptied it last. A plan that nobody carried out does
+/// not hide what came after it.
 ///
 /// # Errors
 ///
 /// Fails if the store does.
 pub async fn with_past(planner: &Planner, mut host: v1::Host) -> Result<v1::Host, ApiError> {
-    if host.emptying.is_some() {
+    let shown = host.emptying.as_ref();
+    if shown.is_some_and(|of| !matches!(of.state.as_str(), "PLANNED" | "BLOCKED")) {
         return Ok(host);
     }
     let of = EmptyingFilter { host: host.id.parse().ok(), ..EmptyingFilter::default() };
-    if let Some(row) = planner.store().emptyings(&of).await?.first() {
+    if let Some(row) = planner.store().emptyings(&of).await?.first()
+        && shown.is_none_or(|shown| shown.id != row.id().to_string())
+    {
         host.emptying = Some(super::emptying(planner, row).await?);
-        host.story = story(&host);
+        host.story = story::of_host(&host);
     }
     Ok(host)
 }
@@ -92,27 +96,6 @@ fn cordon(of: &Cordon) -> v1::Cordon {
         since: clock::rfc3339(of.since),
         expires: of.expires.map(clock::rfc3339).unwrap_or_default(),
     }
-}
-
-/// Tells how a host stands, in a few sentences.
-fn story(host: &v1::Host) -> Vec<String> {
-    let mut story = Vec::new();
-    story.push(match (host.status.as_str(), host.blockers.is_empty()) {
-        (_, true) => "it takes placements".to_owned(),
-        (status, false) => format!("it is {status} and takes no placements"),
-    });
-    for cordon in &host.cordons {
-        let until = match cordon.expires.as_str() {
-            "" => String::new(),
-            at => format!(", until {at}"),
-        };
-        let (owner, since, reason) = (&cordon.owner, &cordon.since, &cordon.reason);
-        story.push(format!("cordoned by {owner} since {since}{until}: {reason}"));
-    }
-    if let Some(emptying) = &host.emptying {
-        story.extend(super::story(emptying));
-    }
-    story
 }
 
 /// Names what a host has of VMs that were deleted: it is never adopted, and never removed by itself.
@@ -161,6 +144,11 @@ fn one(fleet: &Fleet, host: &Host, row: &HostRow, heard: Option<&KnownHost>) -> 
         agent_address: row.agent_address.clone(),
         boot_id: row.boot_id.clone(),
         last_report: clock::rfc3339(row.last_report),
+        // Not heard by this planner since it started: another one was told.
+        report_age_ms: match row.last_report {
+            Timestamp(0) => 0,
+            at => fleet.now.since(at).value(),
+        },
         ..v1::Host::default()
     };
     if let Some(heard) = heard {
