@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tonic::transport::Channel;
 use uuid::Uuid;
 use vmferry_proto::v1::planner_client::PlannerClient;
-use vmferry_proto::v1::{ListHostsRequest, StartVmRequest, StopVmRequest};
+use vmferry_proto::v1::{ListHostsRequest, StartVmRequest, StopVmRequest, VmObservation};
 
 use crate::accel::Accelerator;
 use crate::client::Clients;
@@ -320,8 +320,17 @@ impl<'l> Cluster<'l> {
     ///
     /// Fails if it cannot be run; its exit status is the caller's to judge.
     pub async fn cli(&self, arguments: &[&str]) -> Result<std::process::Output> {
+        self.cli_at(PLANNER_ADDRESS, arguments).await
+    }
+
+    /// Runs the command line against the planner at an address.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be run; its exit status is the caller's to judge.
+    pub async fn cli_at(&self, address: &str, arguments: &[&str]) -> Result<std::process::Output> {
         Command::new(self.artifacts.binaries.join("vmferry"))
-            .args(["--planner", &format!("http://{PLANNER_ADDRESS}:9096")])
+            .args(["--planner", &format!("http://{address}:9096")])
             .args(arguments)
             .output()
             .await
@@ -345,8 +354,11 @@ impl<'l> Cluster<'l> {
             })
             .await?;
         for other in self.host_names().into_iter().filter(|other| *other != host) {
-            let idle = |role: &str| role.is_empty() || role == "absent" || role == "stopped";
-            self.clients.wait_observation(other, vm, bound, |seen| idle(&seen.role)).await?;
+            // Of a process that is proven gone a journal may still tell.
+            let idle = |seen: &VmObservation| {
+                matches!(seen.role.as_str(), "" | "absent" | "stopped") || seen.gone.is_some()
+            };
+            self.clients.wait_observation(other, vm, bound, idle).await?;
         }
         // A lost page shows when the guest comes round to it: one whole check, and some.
         vm.serial.wait_ticks(vm.spec.ticks_per_check() + 5, Duration::from_secs(20)).await?;

@@ -27,5 +27,7 @@ pub mod rest;
 pub mod runner;
 pub mod selftest;
 pub mod serial;
+pub mod story;
 pub mod ticks;
 pub mod wait;
+pub mod whereabouts;

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use crate::ticks::{Chunk, History};
 use crate::wait::{Holds, Level, wait_for};
@@ -27,9 +29,16 @@ const STOP_POLL_MS: u16 = 100;
 #[derive(Debug, Default)]
 struct Received {
     chunks: Vec<Chunk>,
-    connections: u32,
+    // The process behind each connection, by the kernel's word.
+    processes: Vec<i32>,
     // Connections before this one were of another boot of the guest.
     since: u32,
+}
+
+impl Received {
+    fn connections(&self) -> u32 {
+        u32::try_from(self.processes.len()).unwrap_or(u32::MAX)
+    }
 }
 
 /// Listens for the serial ports of one guest.
@@ -82,13 +91,21 @@ impl Serial {
     /// guest may be booted anew.
     pub fn forget(&self) {
         let mut received = self.locked();
-        received.since = received.connections;
+        received.since = received.connections();
     }
 
     /// Returns how many QEMU processes have connected so far.
     #[must_use]
     pub fn connections(&self) -> u32 {
-        self.locked().connections
+        self.locked().connections()
+    }
+
+    /// Returns the process that printed the guest's last line, if one has printed any: only a QEMU
+    /// whose vCPUs run prints.
+    #[must_use]
+    pub fn last_process(&self) -> Option<i32> {
+        let last = self.history().ticks.last()?.connection;
+        self.locked().processes.get(usize::try_from(last).ok()?).copied()
     }
 
     /// Waits until the guest has printed `count` more lines than now.
@@ -192,8 +209,9 @@ fn receive(listener: &UnixListener, received: &Mutex<Received>, stop: &AtomicBoo
             && let Ok((connection, _)) = listener.accept()
         {
             let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.push((received.connections, connection));
-            received.connections += 1;
+            let process = getsockopt(&connection, PeerCredentials).map_or(0, |peer| peer.pid());
+            connections.push((received.connections(), connection));
+            received.processes.push(process);
         }
     }
 }
