@@ -23,7 +23,9 @@ mod forget;
 mod hold;
 mod kill;
 mod launch;
+mod mend;
 mod order;
+mod postcopy;
 mod release;
 mod resume;
 mod start;
@@ -32,6 +34,7 @@ mod transfer;
 
 pub(crate) use self::cancel::go_on;
 pub(crate) use self::end::clear;
+pub(crate) use self::mend::{Waiting, force};
 
 /// What a command led to, beside what is observed.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +66,9 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::StartPostcopy(_) => "start_postcopy",
+        Action::RecoverReceiver(_) => "recover_receiver",
+        Action::ResumeTransfer(_) => "resume_transfer",
     }
 }
 
@@ -82,6 +88,7 @@ pub(crate) fn check_knowledge(action: &Action, sight: &Sight) -> Result<(), Comm
             | Action::KillSource(_)
             | Action::ResumeSource(_)
             | Action::CancelTransfer(_)
+            | Action::RecoverReceiver(_)
             | Action::StopVm(_),
         ) => Ok(()),
         (
@@ -92,6 +99,8 @@ pub(crate) fn check_knowledge(action: &Action, sight: &Sight) -> Result<(), Comm
             | Action::OrderSwitchover(_)
             | Action::ContinueDestination(_)
             | Action::ForgetVm(_)
+            | Action::StartPostcopy(_)
+            | Action::ResumeTransfer(_)
             | Action::HoldGuest(_),
         ) => Err(CommandError::Unresponsive(sight.trouble.clone())),
     }
@@ -115,10 +124,13 @@ pub(crate) async fn run(
             continue_guest::run(lane, fence).await
         }
         Action::DestroyReceiver(destroy) => destroy::run(lane, fence, &destroy).await,
-        Action::ReleaseSource(v1::ReleaseSource {}) => release::run(lane, fence).await,
+        Action::ReleaseSource(release) => release::run(lane, fence, release).await,
         Action::KillSource(kill) => kill::run(lane, fence, &kill).await,
         Action::ForgetVm(v1::ForgetVm {}) => forget::run(lane),
         Action::HoldGuest(v1::HoldGuest {}) => hold::run(lane, fence).await,
+        Action::StartPostcopy(v1::StartPostcopy {}) => postcopy::run(lane, fence).await,
+        Action::RecoverReceiver(v1::RecoverReceiver {}) => mend::recover(lane, fence).await,
+        Action::ResumeTransfer(resume) => mend::resume(lane, &resume).await,
     }
 }
 
@@ -157,7 +169,11 @@ mod tests {
     fn an_answer_is_given_again_as_it_was() {
         let reply = v1::ExecuteReply {
             resolved_machine: "pc-q35-10.0".to_owned(),
-            listener: Some(v1::Listener { address: "127.0.0.1".to_owned(), port: 49152 }),
+            listener: Some(v1::Listener {
+                address: "127.0.0.1".to_owned(),
+                port: 49152,
+                ..v1::Listener::default()
+            }),
             ..v1::ExecuteReply::default()
         };
         let again = replay(&encode_answer(&reply)).unwrap();

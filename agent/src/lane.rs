@@ -20,7 +20,7 @@ use crate::actions::{self, Outcome};
 use crate::agent::Agent;
 use crate::error::CommandError;
 use crate::live::{Knowledge, Shared, Sight};
-use crate::process::QemuProcess;
+use crate::process::{OobError, OutOfBand, ProcessDir, QemuProcess};
 use crate::vm::{ClaimCommand, Command, LaneSender, Message};
 use crate::{clock, observe, observer, ownership};
 
@@ -97,6 +97,7 @@ impl Lane {
                 Message::GiveUp(migration, cause) => {
                     Box::pin(self.give_up(migration, cause)).await;
                 }
+                Message::Silent(migration) => self.force(migration).await,
                 Message::Gone => self.clear_receiver().await,
                 Message::Forget(answer) => {
                     let forgotten = self.forget();
@@ -238,7 +239,10 @@ impl Lane {
             written.identity.clone_from(&sight.identity);
         }
         let reply = v1::ExecuteReply {
-            observation: Some(observe::of(&self.agent, &self.record, &sight)),
+            observation: Some(v1::VmObservation {
+                waits_at: self.shared.waits_at(),
+                ..observe::of(&self.agent, &self.record, &sight)
+            }),
             replayed: false,
             listener: outcome.listener,
             gone: outcome.gone.map(|gone| crate::wire::gone_to_wire(&gone, host)),
@@ -321,6 +325,40 @@ impl Lane {
                 tracing::error!(%error, "transfer could not be called back");
             }
         }
+    }
+
+    /// Forces the channel of a divided guest to break, so that it can be mended.
+    async fn force(&mut self, migration: MigrationId) {
+        let handed = self
+            .record
+            .sent()
+            .is_some_and(|sent| sent.migration == migration && sent.order == Order::Handed);
+        if !handed {
+            return;
+        }
+        tracing::warn!(%migration, "nothing crosses: the channel is forced to break");
+        if let Err(error) = actions::force(self).await {
+            // The observer says it again.
+            tracing::warn!(%error, "the channel is not forced to break yet");
+        }
+    }
+
+    /// Executes out of band, also in a QEMU whose monitor does not greet: its main loop may wait for
+    /// a page of its own guest.
+    pub(crate) async fn oob<C: vmferry_qmp::Command>(
+        &self,
+        command: C,
+        deadline: std::time::Duration,
+    ) -> Result<C::Ok, CommandError> {
+        let failed = |error: OobError| CommandError::failed("reach QEMU out of band", &error);
+        if let Some(process) = self.shared.process() {
+            return process.oob(command, deadline).await.map_err(failed);
+        }
+        let Some(written) = self.record.process() else {
+            return Err(CommandError::wrong_state("no QEMU of this VM is here"));
+        };
+        let dir = ProcessDir::new(&written.dir);
+        OutOfBand::of(dir).execute(command, deadline).await.map_err(failed)
     }
 
     /// Says whether the guest is another host's by now: somebody commands under a newer generation

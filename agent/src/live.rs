@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use vmferry_agent_core::journal::{Gone, Identity, VmRecord};
+use vmferry_proto::v1;
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{Millis, VmId};
 
 use crate::accounting::Footprint;
+use crate::actions::Waiting;
 use crate::clock;
 use crate::process::{GuestEnd, GuestRecord, QemuProcess};
 
@@ -42,6 +44,8 @@ pub(crate) struct Sight {
     pub(crate) still: Millis,
     /// What crossed lately, in bytes per second.
     pub(crate) rate: u64,
+    /// Why the transfer will not converge; empty if it may.
+    pub(crate) diverges: String,
     pub(crate) disks: Disks,
     /// Set once the process is proven gone.
     pub(crate) gone: Option<Gone>,
@@ -68,6 +72,7 @@ impl Sight {
             resumed_at_us: 0,
             still: Millis::ZERO,
             rate: 0,
+            diverges: String::new(),
             disks: Disks::Inactive,
             gone: None,
             trouble: String::new(),
@@ -100,6 +105,9 @@ pub(crate) struct Shared {
     pub(crate) record: watch::Sender<Arc<VmRecord>>,
     pub(crate) sight: watch::Sender<Sight>,
     process: Mutex<Option<Arc<QemuProcess>>>,
+    /// Where half of a divided guest waits for the other. `None` if it does not, as far as this agent
+    /// knows: to wait anew does no harm.
+    waiting: Mutex<Option<Waiting>>,
     /// What its process took when it was last looked at.
     footprint: Mutex<Footprint>,
     /// Rises whenever what was read before counts no more.
@@ -115,6 +123,7 @@ impl Shared {
             record: watch::Sender::new(Arc::new(record)),
             sight: watch::Sender::new(sight),
             process: Mutex::new(None),
+            waiting: Mutex::new(None),
             footprint: Mutex::new(Footprint::default()),
             era: AtomicU64::new(0),
             heard_ms: AtomicU64::new(clock::monotonic().value()),
@@ -128,6 +137,27 @@ impl Shared {
 
     pub(crate) fn set_process(&self, process: Option<Arc<QemuProcess>>) {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+    }
+
+    /// Returns where half of a divided guest waits for the other.
+    pub(crate) fn waits_at(&self) -> Option<v1::Listener> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.as_ref().map(Waiting::listener)
+    }
+
+    /// Notes that half of a divided guest waits for the other.
+    pub(crate) fn wait_at(&self, waiting: Waiting) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waiting);
+        // Whoever watches is told of it.
+        self.sight.send_modify(|_| {});
+    }
+
+    /// Notes QEMU's migration status: what is connected again, or over, waits no more.
+    pub(crate) fn saw_status(&self, status: Option<&MigrationStatus>) {
+        if status != Some(&MigrationStatus::PostcopyPaused) {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(waiting.take());
+        }
     }
 
     pub(crate) fn footprint(&self) -> Footprint {
@@ -159,6 +189,7 @@ impl Shared {
         self.sight.send_modify(|sight| {
             sight.migrate = MigrateInfo::default();
             sight.rate = 0;
+            sight.diverges.clear();
         });
     }
 

@@ -17,7 +17,7 @@ pub(crate) fn observation(agent: &Agent, shared: &Shared) -> v1::VmObservation {
     let _one_at_a_time = agent.reading();
     let record = shared.record.borrow().clone();
     let sight = shared.sight.borrow().clone();
-    of(agent, &record, &sight)
+    v1::VmObservation { waits_at: shared.waits_at(), ..of(agent, &record, &sight) }
 }
 
 /// Returns what is observed of a VM that nothing is known of.
@@ -110,6 +110,7 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         still_ms: still_ms(record, sight),
         disks_active: sight.disks == Disks::Active && sight.running(),
         switched_off: switched_off(record),
+        waits_at: None,
     }
 }
 
@@ -216,6 +217,7 @@ fn transfer(record: &VmRecord, sight: &Sight) -> Option<v1::TransferStatus> {
     if let Some(info) = info {
         fill(&mut status, info);
         status.bytes_per_second = sight.rate;
+        status.diverges.clone_from(&sight.diverges);
     }
     Some(status)
 }
@@ -265,6 +267,7 @@ mod tests {
             incoming: Incoming {
                 migration: MigrationId::from_u128(1),
                 port,
+                carries: vmferry_agent_core::capabilities::Carries::Whole,
                 cont: Continued::Never,
             },
         };

@@ -11,6 +11,8 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, Fuse};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
+use vmferry_agent_core::convergence::{Convergence, Figures};
+use vmferry_agent_core::journal::{Order, Parting};
 use vmferry_agent_core::outgoing::{self, Attempt, Limits, Sending, Watchdog};
 use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
 use vmferry_qmp::event::Origin;
@@ -24,6 +26,7 @@ use crate::learning::{self, Learned};
 use crate::live::{Disks, Knowledge, Shared, Sight};
 use crate::monitor::{Heard, MonitorError};
 use crate::process::{ProcessDir, QemuProcess};
+use crate::shim::ShimClient;
 use crate::vm::LaneSender;
 use crate::wire;
 
@@ -38,6 +41,8 @@ const IDLE_POLL: Duration = Duration::from_secs(5);
 const RATE_SPAN: Millis = Millis(100);
 /// How long a host counts as learning because of one VM of which nothing can be found out.
 const LEARN_LIMIT: Duration = Duration::from_secs(60);
+/// How long a shim may take to say what it heard.
+const SHIM: Duration = Duration::from_secs(1);
 /// How long a QEMU that says that it ends is left alone. A command that reaches it once its monitor
 /// has stopped dispatching ends it by a signal, or hangs it (seen with QEMU 10.0); one that was
 /// started with `-no-shutdown` stays, and is asked then.
@@ -123,10 +128,16 @@ async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
                 return None;
             }
             Learned::Unresponsive { identity, cause } => {
+                let status = last_heard(&ProcessDir::new(&written.dir)).await;
+                shared.saw_status(status.as_ref());
                 shared.sight.send_modify(|sight| {
                     sight.knowledge = Knowledge::Unresponsive;
                     sight.identity = Some(identity);
                     sight.trouble = cause;
+                    // Its main loop may wait for a page of its own guest: what its shim heard goes on.
+                    if status.is_some() {
+                        sight.migrate.status = status;
+                    }
                 });
             }
             Learned::NotYet { cause } => {
@@ -143,6 +154,12 @@ async fn find(agent: &Agent, shared: &Shared) -> Option<QemuProcess> {
         agent.changed();
         sleep(RETRY).await;
     }
+}
+
+/// Returns what the shim heard last of QEMU's migration.
+async fn last_heard(dir: &ProcessDir) -> Option<MigrationStatus> {
+    let status = ShimClient::new(dir).status(SHIM).await.ok()?;
+    status.migrations.last().map(|seen| seen.status.clone())
 }
 
 /// Takes up what the shim wrote down of the guest.
@@ -163,6 +180,7 @@ struct Observer<'a> {
     process: Arc<QemuProcess>,
     /// Of which attempt: its migration, and whether its guest is held.
     watchdog: Option<((MigrationId, bool), Watchdog)>,
+    convergence: Convergence,
     /// When which number of bytes had crossed, for the rate.
     crossed: (Millis, u64),
     /// Until when QEMU is asked nothing, since it said that it ends.
@@ -177,8 +195,16 @@ impl<'a> Observer<'a> {
         process: Arc<QemuProcess>,
     ) -> Self {
         shared.set_process(Some(process.clone()));
-        let crossed = (Millis::ZERO, 0);
-        Self { agent, shared, lane, process, watchdog: None, crossed, ending: None }
+        Self {
+            agent,
+            shared,
+            lane,
+            process,
+            watchdog: None,
+            convergence: Convergence::default(),
+            crossed: (Millis::ZERO, 0),
+            ending: None,
+        }
     }
 
     /// Watches until the monitor's connection ends.
@@ -275,6 +301,7 @@ impl<'a> Observer<'a> {
         let ask = match event.view() {
             EventView::Migration(status) => {
                 tracing::debug!(vm_id = %self.shared.id, status = status.label(), "migration event");
+                self.shared.saw_status(Some(&status));
                 // A failure is told with its reason, which QEMU says when it is asked.
                 if status != MigrationStatus::Failed {
                     self.shared.sight.send_modify(|sight| sight.migrate.status = Some(status));
@@ -292,7 +319,7 @@ impl<'a> Observer<'a> {
                 });
                 Some(Ask::AllAnew)
             }
-            EventView::MigrationPass(_) => None,
+            EventView::MigrationPass(_) => Some(Ask::Figures),
             EventView::Shutdown { origin: Origin::Guest, reason: "guest-shutdown" } => {
                 // QEMU ends right after it: nobody could ask for this any more.
                 self.shared.sight.send_modify(|sight| sight.run_state = Some(RunState::Shutdown));
@@ -343,6 +370,8 @@ impl<'a> Observer<'a> {
             // It may be about an earlier attempt; the next reading is not.
             return;
         }
+        self.shared.saw_status(reading.migrate.status.as_ref());
+        self.judge_convergence(&reading.migrate);
         keep_figures(&mut reading.migrate, &self.shared.sight.borrow().migrate);
         let rate = self.rate(&reading.migrate);
         let identity = wire::identity(self.process.identity());
@@ -395,6 +424,39 @@ impl<'a> Observer<'a> {
         bytes.saturating_sub(before).saturating_mul(1000) / span.value()
     }
 
+    /// Judges whether a transfer converges, pass by pass.
+    fn judge_convergence(&mut self, seen: &MigrateInfo) {
+        let record = self.shared.record.borrow().clone();
+        let open = record.outgoing().filter(|sent| sent.order == Order::Open);
+        let (Some(sent), Some(MigrationStatus::Active)) = (open, &seen.status) else {
+            self.convergence = Convergence::default();
+            return;
+        };
+        let ram = seen.ram.clone().unwrap_or_default();
+        let limit = match sent.downtime_ms {
+            0 => outgoing::DOWNTIME_LIMIT,
+            asked => Millis(asked),
+        };
+        self.convergence.saw(
+            clock::monotonic(),
+            Figures {
+                pass: ram.dirty_sync_count.unwrap_or(0),
+                sent: ram.transferred.unwrap_or(0),
+                downtime: Millis(seen.expected_downtime.unwrap_or(0)),
+                limit,
+            },
+        );
+        let verdict = self.convergence.verdict().unwrap_or_default();
+        self.shared.sight.send_if_modified(|sight| {
+            let news = sight.diverges != verdict;
+            if news {
+                tracing::info!(vm_id = %self.shared.id, verdict, "transfer judged");
+                verdict.clone_into(&mut sight.diverges);
+            }
+            news
+        });
+    }
+
     /// Watches the limits of a transfer and tells the lane what is due.
     fn mind_limits(&mut self) {
         let record = self.shared.record.borrow().clone();
@@ -412,6 +474,7 @@ impl<'a> Observer<'a> {
             sending: sending_of(sent, &seen),
             order: sent.map(|sent| &sent.order),
             held: hold.map(|hold| hold.holding),
+            parting: sent.map_or(Parting::No, |sent| sent.parting),
         };
         let bytes = seen.migrate.ram.as_ref().and_then(|ram| ram.transferred).unwrap_or(0);
         // One that is held is another attempt than the live one before it.
@@ -423,7 +486,9 @@ impl<'a> Observer<'a> {
         watchdog.heard(self.shared.heard());
         watchdog.saw(now, attempt, bytes);
         let still = watchdog.still(now);
-        let due = watchdog.due(now, attempt, Limits::new(sent, record.hold_limit_ms));
+        let limits = Limits::new(sent, record.hold_limit_ms);
+        let due = watchdog.due(now, attempt, limits);
+        let silent = watchdog.silent(now, attempt, limits);
         self.shared.sight.send_if_modified(|sight| {
             let moved = sight.still != still;
             sight.still = still;
@@ -431,6 +496,9 @@ impl<'a> Observer<'a> {
         });
         if let Some(cause) = due {
             self.lane.give_up(migration, cause);
+        }
+        if silent.is_some() {
+            self.lane.silent(migration);
         }
     }
 }

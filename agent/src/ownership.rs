@@ -34,6 +34,9 @@ const fn lets_run(action: &Action) -> bool {
         | Action::OrderSwitchover(_)
         | Action::CancelTransfer(_)
         | Action::ResumeSource(_)
+        | Action::StartPostcopy(_)
+        | Action::RecoverReceiver(_)
+        | Action::ResumeTransfer(_)
         | Action::ContinueDestination(_) => true,
         Action::StopVm(_)
         | Action::HoldGuest(_)

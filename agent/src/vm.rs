@@ -48,6 +48,8 @@ pub(crate) enum Message {
     NextClaim(MigrationId, Answer<v1::VmObservation>),
     Execute(Box<Command>, Answer<v1::ExecuteReply>),
     GiveUp(MigrationId, GiveUp),
+    /// The channel of a divided guest is silent.
+    Silent(MigrationId),
     Gone,
     Forget(Answer<()>),
     Seed(Generation, Claim, Answer<()>),
@@ -62,6 +64,13 @@ impl LaneSender {
     pub(crate) fn give_up(&self, migration: MigrationId, cause: GiveUp) {
         // A full lane is busy with this VM; the observer says it again.
         if self.0.try_send(Message::GiveUp(migration, cause)).is_err() {
+            tracing::debug!(%migration, "lane is busy");
+        }
+    }
+
+    /// Says that nothing crosses any more. May be said again: the lane looks anew.
+    pub(crate) fn silent(&self, migration: MigrationId) {
+        if self.0.try_send(Message::Silent(migration)).is_err() {
             tracing::debug!(%migration, "lane is busy");
         }
     }

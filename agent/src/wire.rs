@@ -59,6 +59,9 @@ pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
         | Action::ReleaseSource(_)
         | Action::KillSource(_)
         | Action::ForgetVm(_)
+        | Action::StartPostcopy(_)
+        | Action::RecoverReceiver(_)
+        | Action::ResumeTransfer(_)
         | Action::HoldGuest(_) => return Ok(()),
     };
     let Some(policy) = policy else { return Ok(()) };

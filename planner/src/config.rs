@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
-use vmferry_planner_core::migration::Downgrade;
+use vmferry_planner_core::migration::{Downgrade, NotConverging};
 use vmferry_planner_core::queue::slot::{Caps, Limits};
 use vmferry_planner_core::queue::{Priority, Ranking};
 use vmferry_types::{HostId, Percent};
@@ -157,6 +157,8 @@ struct RawConfig {
     state_dir: PathBuf,
     listen: RawListen,
     #[serde(default)]
+    /// What is done if a precopy does not converge.
+    pub not_converging: NotConverging,
     store: RawStore,
     #[serde(default)]
     policy: RawPolicy,
@@ -254,6 +256,7 @@ struct RawHost {
     #[serde(default)]
     labels: BTreeMap<String, String>,
 }
+    not_converging: String,
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -266,6 +269,7 @@ struct RawSecurity {
 #[serde(rename_all = "snake_case")]
 enum PlainText {
     Loopback,
+            not_converging: NotConverging::Abort.label().to_owned(),
     Namespace,
 }
 
@@ -432,6 +436,10 @@ fn check_security(
 ) -> Result<PlainText, ConfigError> {
     let Some(security) = security else {
         return Err(invalid(
+            not_converging: NotConverging::from_label(&self.not_converging).ok_or_else(|| {
+                let problem = format!("`{}` is none of abort, postcopy", self.not_converging);
+                invalid("migration.not_converging", problem)
+            })?,
             "security",
             "the table is missing: without it traffic would be unencrypted; say where that is acceptable with plain_text = \"loopback\" or \"namespace\"",
         ));

@@ -126,6 +126,7 @@ fn point(migration: &Migration) -> &'static str {
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Holding { .. }, .. } => {
             "armed"
         }
+        Phase::Admitted { stage: Stage::Parting { .. }, .. } => "parting",
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => "recalling",
         Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "clearing_live",
         Phase::Captured { switchover: Switchover::Held { .. }, .. } => "held",

@@ -33,6 +33,14 @@ pub fn note(entry: &Entry) -> String {
             format!("the receiver listens on {}:{}", listener.address, listener.port)
         }
         Event::SourceHeld => "the guest is held still while its memory crosses".to_owned(),
+        Event::PostcopyDue { verdict } => match verdict {
+            Some(verdict) => format!("goes on as postcopy instead of precopy: {verdict}"),
+            None => "memory was gone over once; the guest goes before what is left".to_owned(),
+        },
+        Event::ChannelBroke => {
+            format!("the channel between both halves broke, for the {}. time", entry.after.breaks)
+        }
+        Event::ChannelMended => "the channel between both halves is mended".to_owned(),
         Event::Resolved { keep: Keep::Source } => "an operator keeps the source's guest".to_owned(),
         Event::Resolved { keep: Keep::Neither } => "an operator keeps neither side".to_owned(),
         Event::Refused { .. }
@@ -50,6 +58,7 @@ pub fn note(entry: &Entry) -> String {
         | Event::DecidedForward
         | Event::SourceGone { .. }
         | Event::SourceReleased { .. }
+        | Event::Severed { .. }
         | Event::Overtaken { .. }
         | Event::GuestPoweredOff { .. }
         | Event::ReceiverGone { .. }
@@ -73,7 +82,7 @@ fn downgrade(after: &Migration) -> Option<String> {
             Some("the guest runs on; the receiver is cleared away for another one".to_owned())
         }
         Stage::Arming => Some(format!("goes on as {} instead of {from}", after.method)),
-        Stage::Transferring { .. } | Stage::Holding { .. } => None,
+        Stage::Transferring { .. } | Stage::Parting { .. } | Stage::Holding { .. } => None,
     }
 }
 

@@ -47,7 +47,10 @@ mod tests {
     use vmferry_types::{Claim, Generation, VmId};
 
     use super::*;
-    use crate::journal::{Continued, Defined, Ended, Gone, GoneKind, Incoming, Outgoing, Process};
+    use crate::capabilities::Carries;
+    use crate::journal::{
+        Continued, Defined, Ended, Gone, GoneKind, Incoming, Outgoing, Parting, Process,
+    };
 
     const ONE: MigrationId = MigrationId::from_u128(1);
     const TWO: MigrationId = MigrationId::from_u128(2);
@@ -80,6 +83,9 @@ mod tests {
             issue,
             timeout_ms: 0,
             stall_ms: 0,
+            downtime_ms: 0,
+            carries: Carries::Whole,
+            parting: Parting::No,
             order,
         });
         let part =
@@ -112,7 +118,12 @@ mod tests {
 
     #[test]
     fn a_receiver_is_open_and_what_is_left_of_it_is_not() {
-        let incoming = Incoming { migration: TWO, port: None, cont: Continued::Never };
+        let incoming = Incoming {
+            migration: TWO,
+            port: None,
+            carries: Carries::Whole,
+            cont: Continued::Never,
+        };
         let part = Part::Receiver { defined: defined(), process: process(TWO), incoming };
         let mut record = VmRecord { part, ..claimed(TWO) };
         assert_eq!(record.open_admission(), Some(TWO));

@@ -9,6 +9,60 @@ pub const REQUIRED: [&str; 3] = ["events", "pause-before-switchover", "return-pa
 /// Wanted where both ends have it: keeps an older destination from taking disks before it is told to.
 pub const WANTED: [&str; 1] = ["late-block-activate"];
 
+/// What lets a guest go before its memory. Never together with `multifd`: QEMU before 10.1 refuses
+/// that pair, and nothing here turns it on.
+pub const POSTCOPY: &str = "postcopy-ram";
+
+/// What gives the pages that such a guest waits for a channel of their own.
+pub const PREEMPT: &str = "postcopy-preempt";
+
+/// Whether the guest may go before its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Carries {
+    /// It goes with all of it.
+    #[default]
+    Whole,
+    /// It may go first.
+    Postcopy,
+    /// The same, and what it waits for comes on a channel of its own.
+    Preempt,
+}
+
+impl Carries {
+    /// Returns the most that every end offers.
+    #[must_use]
+    pub fn of(ends: &[&BTreeSet<String>]) -> Self {
+        let all = |name: &str| ends.iter().all(|offered| offered.contains(name));
+        match (all(POSTCOPY), all(PREEMPT)) {
+            (true, true) => Self::Preempt,
+            (true, false) => Self::Postcopy,
+            (false, _) => Self::Whole,
+        }
+    }
+
+    /// Returns the capabilities that are turned on for it.
+    #[must_use]
+    pub const fn on(self) -> &'static [&'static str] {
+        match self {
+            Self::Whole => &[],
+            Self::Postcopy => &[POSTCOPY],
+            Self::Preempt => &[POSTCOPY, PREEMPT],
+        }
+    }
+
+    /// Returns those that are turned off, as far as they are offered: an earlier attempt may have
+    /// left them on.
+    #[must_use]
+    pub const fn off(self) -> &'static [&'static str] {
+        match self {
+            Self::Whole => &[PREEMPT, POSTCOPY],
+            Self::Postcopy => &[PREEMPT],
+            Self::Preempt => &[],
+        }
+    }
+}
+
 /// Whether a guest that writes too fast may be slowed down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Throttling {

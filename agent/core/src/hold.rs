@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 use vmferry_types::MigrationId;
 
-use crate::journal::{Issue, Order, Outgoing, Part, VmRecord, as_id};
+use crate::capabilities::Carries;
+use crate::journal::{Issue, Order, Outgoing, Part, Parting, VmRecord, as_id};
 
 /// A guest that stands still on purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,21 @@ impl VmRecord {
         }
     }
 
+    /// Notes that the guest is held by `migration`, whose transfer goes on and is to be turned to
+    /// postcopy: QEMU never lets one go on by itself that was stopped before.
+    pub fn begin_parting(&mut self, migration: MigrationId) {
+        if let Part::Running { outgoing: Some(sent), held, .. } = &mut self.part
+            && sent.migration == migration
+        {
+            sent.parting = Parting::Told;
+            *held = Some(Hold {
+                migration,
+                switched_off: SwitchedOff::ALL.to_vec(),
+                holding: Holding::Kept,
+            });
+        }
+    }
+
     /// Notes that the guest is to go on, if it is held.
     pub fn let_go(&mut self) {
         if let Part::Running { held: Some(hold), .. } = &mut self.part {
@@ -109,6 +125,9 @@ impl VmRecord {
                     issue: Issue::Refused,
                     timeout_ms: 0,
                     stall_ms: 0,
+                    downtime_ms: 0,
+                    carries: Carries::Whole,
+                    parting: Parting::No,
                     order: Order::GaveUp { cause },
                 });
             }
@@ -194,6 +213,9 @@ mod tests {
             issue: Issue::Accepted,
             timeout_ms: 0,
             stall_ms: 0,
+            downtime_ms: 0,
+            carries: Carries::Whole,
+            parting: Parting::No,
             order: Order::Handed,
         });
         record.give_up(MOVE, "late".to_owned());
@@ -204,7 +226,7 @@ mod tests {
     #[test]
     fn a_record_from_before_there_were_holds_is_read() {
         let written = String::from_utf8(running().to_json().unwrap()).unwrap();
-        let old = written.replace("\"version\": 2", "\"version\": 1").replace("\"held\": null", "");
+        let old = written.replace("\"version\": 3", "\"version\": 1").replace("\"held\": null", "");
         let old = old.replace("\"outgoing\": null,", "\"outgoing\": null");
         let read = VmRecord::from_json(old.as_bytes()).unwrap();
         assert_eq!(read, running());

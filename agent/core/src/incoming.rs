@@ -11,11 +11,13 @@ pub enum Receiving {
     Moving,
     /// It has everything, and the guest stands still.
     Complete,
-    /// It has everything, and the guest runs.
+    /// It has everything, or all but memory that follows, and the guest runs.
     Running,
+    /// It has all but memory that follows, and the guest stands still.
+    Divided,
     /// It failed and cannot be used again.
     Failed,
-    /// Something that only a newer QEMU knows, or postcopy: nothing to be decided from.
+    /// Something that only a newer QEMU knows: nothing to be decided from.
     Other,
 }
 
@@ -40,13 +42,19 @@ pub fn classify(run: &RunState, seen: &MigrateInfo) -> Receiving {
         MigrationStatus::Failed | MigrationStatus::Cancelled | MigrationStatus::Cancelling => {
             Receiving::Failed
         }
-        MigrationStatus::Completed
-        | MigrationStatus::PostcopyActive
+        MigrationStatus::PostcopyActive
         | MigrationStatus::PostcopyPaused
         | MigrationStatus::PostcopyRecoverSetup
-        | MigrationStatus::PostcopyRecover
-        | MigrationStatus::Colo
-        | MigrationStatus::Unknown(_) => Receiving::Other,
+        | MigrationStatus::PostcopyRecover => match run {
+            // Its devices are loaded by then.
+            RunState::Paused => Receiving::Divided,
+            RunState::Running => Receiving::Running,
+            RunState::InMigrate => Receiving::Moving,
+            _other => Receiving::Other,
+        },
+        MigrationStatus::Completed | MigrationStatus::Colo | MigrationStatus::Unknown(_) => {
+            Receiving::Other
+        }
     }
 }
 
@@ -71,7 +79,12 @@ mod tests {
             (Some(M::Completed), R::Running, Receiving::Running),
             (Some(M::Completed), R::InternalError, Receiving::Other),
             (Some(M::Failed), R::InMigrate, Receiving::Failed),
-            (Some(M::PostcopyActive), R::Running, Receiving::Other),
+            (Some(M::PostcopyActive), R::InMigrate, Receiving::Moving),
+            (Some(M::PostcopyActive), R::Paused, Receiving::Divided),
+            (Some(M::PostcopyPaused), R::Paused, Receiving::Divided),
+            (Some(M::PostcopyActive), R::Running, Receiving::Running),
+            (Some(M::PostcopyRecover), R::Running, Receiving::Running),
+            (Some(M::PostcopyActive), R::InternalError, Receiving::Other),
         ];
         for (status, run, expected) in cases {
             assert_eq!(classify(&run, &seen(status.clone())), expected, "{status:?} {run}");

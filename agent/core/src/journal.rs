@@ -8,13 +8,14 @@ use serde::{Deserialize, Serialize};
 use vmferry_qmp::MigrateInfo;
 use vmferry_types::{Claim, Generation, MigrationId, Role, Step, VmId};
 
+use crate::capabilities::Carries;
 use crate::fence::FenceState;
 use crate::hold::Hold;
 
 /// The version that this code writes.
 ///
 /// A field that older agents do not know raises it; reading an older record must always work.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// What is written down of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,6 +127,16 @@ pub struct Outgoing {
     pub timeout_ms: u64,
     /// How long it may move no byte, in milliseconds.
     pub stall_ms: u64,
+    /// How long QEMU may plan to let the guest stand still, in milliseconds. 0 is the default.
+    #[serde(default)]
+    pub downtime_ms: u64,
+    /// Whether the guest may go before its memory: as both ends were set up. Records of version 2 know
+    /// of no such thing.
+    #[serde(default)]
+    pub carries: Carries,
+    /// Whether it was told to.
+    #[serde(default)]
+    pub parting: Parting,
     /// What was decided about its end.
     pub order: Order,
 }
@@ -140,6 +151,17 @@ pub enum Issue {
     Accepted,
     /// It refused it.
     Refused,
+}
+
+/// Whether a guest was told to go before its memory; written before QEMU hears it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parting {
+    /// It was not.
+    #[default]
+    No,
+    /// It was: once ordered it does not go on here, unless QEMU says that it never left.
+    Told,
 }
 
 /// What was decided about an attempt's end; each is written before QEMU hears it.
@@ -171,6 +193,9 @@ pub struct Incoming {
     pub migration: MigrationId,
     /// Where it listens. `None` until it does.
     pub port: Option<u16>,
+    /// Whether the guest may come before its memory.
+    #[serde(default)]
+    pub carries: Carries,
     /// Whether its guest may have run.
     pub cont: Continued,
 }
@@ -521,6 +546,7 @@ mod tests {
             incoming: Incoming {
                 migration: MigrationId::from_u128(2),
                 port: Some(49152),
+                carries: Carries::Whole,
                 cont: Continued::Never,
             },
         };
@@ -540,6 +566,9 @@ mod tests {
                 issue: Issue::Accepted,
                 timeout_ms: 1,
                 stall_ms: 2,
+                downtime_ms: 0,
+                carries: Carries::Whole,
+                parting: Parting::No,
                 order: Order::GaveUp { cause: "asked".to_owned() },
             }),
             held: None,
@@ -589,6 +618,9 @@ mod tests {
             issue: Issue::Accepted,
             timeout_ms: 0,
             stall_ms: 0,
+            downtime_ms: 0,
+            carries: Carries::Whole,
+            parting: Parting::No,
             order: Order::Handed,
         });
         record.part = Part::Running { defined, process, outgoing, held: None };
@@ -614,6 +646,9 @@ mod tests {
                 issue: Issue::Accepted,
                 timeout_ms: 0,
                 stall_ms: 0,
+                downtime_ms: 0,
+                carries: Carries::Whole,
+                parting: Parting::No,
                 order,
             });
             record.part = Part::Running { defined, process, outgoing, held: None };

@@ -12,6 +12,7 @@ pub mod admission;
 pub mod argv;
 pub mod capabilities;
 pub mod compare;
+pub mod convergence;
 pub mod definition;
 pub mod fence;
 pub mod hold;

@@ -8,7 +8,7 @@ use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::Millis;
 
 use crate::hold::Holding;
-use crate::journal::{Issue, Order, Outgoing};
+use crate::journal::{Issue, Order, Outgoing, Parting};
 
 /// How long a guest may stand still, not ordered, while no driver is heard.
 pub const HOLD_LIMIT: Millis = Millis(10_000);
@@ -18,6 +18,9 @@ pub const TIMEOUT: Millis = Millis(3_600_000);
 pub const STALL_LIMIT: Millis = Millis(30_000);
 /// How long QEMU may plan for the guest to stand still.
 pub const DOWNTIME_LIMIT: Millis = Millis(100);
+/// How long the source of a divided guest may move no byte before the channel is forced to break:
+/// the guest waits meanwhile, and TCP rides a cut out for a quarter of an hour.
+pub const SERVING_STALL: Millis = Millis(5000);
 /// How long a transfer that was given up may go on before it is called back once more.
 const CALL_BACK_AGAIN: Millis = Millis(2000);
 
@@ -34,6 +37,12 @@ pub enum Sending {
     Standing,
     /// It was ordered: the rest crosses.
     Switching,
+    /// The guest went first, and its memory follows.
+    Serving,
+    /// The same, and the channel is broken.
+    Broken,
+    /// The same, and it is being mended.
+    Mending,
     /// Everything was acknowledged; the guest stands still.
     Complete,
     /// It is being called back.
@@ -44,11 +53,31 @@ pub enum Sending {
     Failed,
     /// It had completed, and the guest went on here.
     TakenBack,
-    /// Something that only a newer QEMU knows, or postcopy.
+    /// Something that only a newer QEMU knows.
     Other,
 }
 
 impl Sending {
+    /// Says whether the guest has left before its memory: QEMU neither takes that back nor lets it go
+    /// on here.
+    #[must_use]
+    pub const fn divided(self) -> bool {
+        match self {
+            Self::Serving | Self::Broken | Self::Mending => true,
+            Self::Idle
+            | Self::Connecting
+            | Self::Moving
+            | Self::Standing
+            | Self::Switching
+            | Self::Complete
+            | Self::CallingBack
+            | Self::Cancelled
+            | Self::Failed
+            | Self::TakenBack
+            | Self::Other => false,
+        }
+    }
+
     /// Says whether QEMU is busy with a migration and would refuse another one.
     #[must_use]
     pub const fn under_way(self) -> bool {
@@ -58,6 +87,9 @@ impl Sending {
             | Self::Standing
             | Self::Switching
             | Self::CallingBack
+            | Self::Serving
+            | Self::Broken
+            | Self::Mending
             | Self::Other => true,
             Self::Idle | Self::Complete | Self::Cancelled | Self::Failed | Self::TakenBack => false,
         }
@@ -97,12 +129,12 @@ pub fn classify(outgoing: Option<&Outgoing>, run: &RunState, seen: &MigrateInfo)
         // Between the status and the run state QEMU still finishes; it has not been taken back.
         MigrationStatus::Completed if *run == RunState::FinishMigrate => Sending::Switching,
         MigrationStatus::Completed => Sending::TakenBack,
-        MigrationStatus::PostcopyActive
-        | MigrationStatus::PostcopyPaused
-        | MigrationStatus::PostcopyRecoverSetup
-        | MigrationStatus::PostcopyRecover
-        | MigrationStatus::Colo
-        | MigrationStatus::Unknown(_) => Sending::Other,
+        MigrationStatus::PostcopyActive => Sending::Serving,
+        MigrationStatus::PostcopyPaused => Sending::Broken,
+        MigrationStatus::PostcopyRecoverSetup | MigrationStatus::PostcopyRecover => {
+            Sending::Mending
+        }
+        MigrationStatus::Colo | MigrationStatus::Unknown(_) => Sending::Other,
     }
 }
 
@@ -176,6 +208,8 @@ pub struct Attempt<'a> {
     pub order: Option<&'a Order>,
     /// Whether the guest is held for it. `None` if it is not.
     pub held: Option<Holding>,
+    /// Whether it was told to go before its memory.
+    pub parting: Parting,
 }
 
 /// Watches one transfer's time. Times are of any clock that does not jump.
@@ -186,6 +220,7 @@ pub struct Watchdog {
     progressed: Millis,
     heard: Millis,
     still_since: Option<Millis>,
+    sending: Sending,
     /// When it was last said that a transfer that was given up goes on.
     reminded: Option<Millis>,
 }
@@ -200,6 +235,7 @@ impl Watchdog {
             progressed: now,
             heard: now,
             still_since: None,
+            sending: Sending::Idle,
             reminded: None,
         }
     }
@@ -226,6 +262,9 @@ impl Watchdog {
             Sending::Connecting
             | Sending::Moving
             | Sending::Switching
+            | Sending::Serving
+            | Sending::Broken
+            | Sending::Mending
             | Sending::Complete
             | Sending::CallingBack
             | Sending::Cancelled
@@ -233,6 +272,7 @@ impl Watchdog {
             | Sending::TakenBack
             | Sending::Other => false,
         };
+        self.serve(now, attempt.sending);
         if stands || attempt.held.is_some() {
             self.still_since.get_or_insert(now);
         } else {
@@ -274,12 +314,53 @@ impl Watchdog {
             | Sending::Moving
             | Sending::Idle
             | Sending::Switching
+            | Sending::Serving
+            | Sending::Broken
+            | Sending::Mending
             | Sending::Complete
             | Sending::CallingBack
             | Sending::Cancelled
             | Sending::Failed
             | Sending::TakenBack
             | Sending::Other => None,
+        }
+    }
+
+    /// Says whether the channel of a divided guest is to be forced to break, since nothing crosses.
+    #[must_use]
+    pub fn silent(&mut self, now: Millis, attempt: Attempt<'_>, limits: Limits) -> Option<Millis> {
+        let limit = match attempt.sending {
+            Sending::Serving | Sending::Mending => limits.stall.min(SERVING_STALL),
+            // A send of the last that hangs: QEMU's main loop waits for it.
+            Sending::Switching if attempt.parting == Parting::Told => limits.stall,
+            Sending::Switching
+            | Sending::Idle
+            | Sending::Connecting
+            | Sending::Moving
+            | Sending::Standing
+            | Sending::Broken
+            | Sending::Complete
+            | Sending::CallingBack
+            | Sending::Cancelled
+            | Sending::Failed
+            | Sending::TakenBack
+            | Sending::Other => return None,
+        };
+        if attempt.order != Some(&Order::Handed) || now.less(self.progressed) < limit {
+            return None;
+        }
+        // Said again if nothing comes of it.
+        self.progressed = now;
+        Some(limit)
+    }
+
+    /// Counts the time without a byte anew where something begins.
+    fn serve(&mut self, now: Millis, sending: Sending) {
+        if self.sending != sending {
+            self.sending = sending;
+            if sending.divided() || sending == Sending::Switching {
+                self.progressed = now;
+            }
         }
     }
 
@@ -308,6 +389,7 @@ mod tests {
     use vmferry_types::MigrationId;
 
     use super::*;
+    use crate::capabilities::Carries;
 
     fn attempt(issue: Issue, before: MigrateInfo) -> Outgoing {
         Outgoing {
@@ -316,6 +398,9 @@ mod tests {
             issue,
             timeout_ms: 1000,
             stall_ms: 100,
+            downtime_ms: 0,
+            carries: Carries::Whole,
+            parting: Parting::No,
             order: Order::Open,
         }
     }
@@ -340,7 +425,10 @@ mod tests {
             (M::Cancelling, R::Running, Sending::CallingBack),
             (M::Cancelled, R::Running, Sending::Cancelled),
             (M::Failed, R::Running, Sending::Failed),
-            (M::PostcopyPaused, R::FinishMigrate, Sending::Other),
+            (M::PostcopyActive, R::FinishMigrate, Sending::Serving),
+            (M::PostcopyPaused, R::FinishMigrate, Sending::Broken),
+            (M::PostcopyRecoverSetup, R::FinishMigrate, Sending::Mending),
+            (M::PostcopyRecover, R::FinishMigrate, Sending::Mending),
             (M::Unknown("failing".to_owned()), R::Running, Sending::Other),
         ];
         for (status, run, expected) in cases {
@@ -360,7 +448,7 @@ mod tests {
     }
 
     fn attempt_of(sending: Sending, order: &Order) -> Attempt<'_> {
-        Attempt { sending, order: Some(order), held: None }
+        Attempt { sending, order: Some(order), held: None, parting: Parting::No }
     }
 
     fn open(sending: Sending) -> Attempt<'static> {
@@ -434,7 +522,12 @@ mod tests {
 
     #[test]
     fn a_held_guest_goes_on_when_no_driver_is_heard_whatever_its_transfer_does() {
-        let held = |sending, order| Attempt { sending, order, held: Some(Holding::Kept) };
+        let held = |sending, order| Attempt {
+            sending,
+            order,
+            held: Some(Holding::Kept),
+            parting: Parting::No,
+        };
         for (sending, order) in [
             (Sending::Idle, None),
             (Sending::Moving, Some(&Order::Open)),
@@ -459,7 +552,8 @@ mod tests {
     fn a_guest_that_is_to_go_on_is_looked_after_until_it_does() {
         let given_up = Order::GaveUp { cause: "unheard".to_owned() };
         let held = Some(Holding::LettingGo);
-        let attempt = Attempt { sending: Sending::Cancelled, order: Some(&given_up), held };
+        let (sending, order) = (Sending::Cancelled, Some(&given_up));
+        let attempt = Attempt { sending, order, held, parting: Parting::No };
         let mut watchdog = Watchdog::new(Millis(0));
         assert_eq!(watchdog.due(Millis(1), attempt, LIMITS), Some(GiveUp::Unfinished));
         assert_eq!(watchdog.due(Millis(2000), attempt, LIMITS), None);
@@ -470,11 +564,36 @@ mod tests {
     fn the_time_of_a_held_transfer_counts_from_when_it_is_begun() {
         let mut watchdog = Watchdog::new(Millis(0));
         let kept = Some(Holding::Kept);
-        let idle = Attempt { sending: Sending::Idle, order: None, held: kept };
+        let idle =
+            Attempt { sending: Sending::Idle, order: None, held: kept, parting: Parting::No };
         watchdog.saw(Millis(950), idle, 0);
         watchdog.heard(Millis(1040));
-        let begun = Attempt { sending: Sending::Moving, order: Some(&Order::Open), held: kept };
+        let begun = Attempt { sending: Sending::Moving, order: Some(&Order::Open), ..idle };
         watchdog.saw(Millis(1040), begun, 10);
         assert_eq!(watchdog.due(Millis(1060), begun, LIMITS), None);
+    }
+
+    #[test]
+    fn a_source_that_serves_nothing_is_forced_to_see_the_break_again_and_again() {
+        let mut watchdog = Watchdog::new(Millis(0));
+        let limits = Limits { stall: Millis(30_000), ..LIMITS };
+        let serving = |sending| Attempt {
+            sending,
+            order: Some(&Order::Handed),
+            held: Some(Holding::Kept),
+            parting: Parting::Told,
+        };
+        watchdog.saw(Millis(100), serving(Sending::Serving), 10);
+        watchdog.saw(Millis(400), serving(Sending::Serving), 20);
+        assert_eq!(watchdog.silent(Millis(5399), serving(Sending::Serving), limits), None);
+        let forced = watchdog.silent(Millis(5400), serving(Sending::Serving), limits);
+        assert_eq!(forced, Some(SERVING_STALL));
+        watchdog.saw(Millis(5500), serving(Sending::Broken), 20);
+        assert_eq!(watchdog.silent(Millis(99_000), serving(Sending::Broken), limits), None);
+        watchdog.saw(Millis(99_000), serving(Sending::Mending), 20);
+        assert_eq!(watchdog.silent(Millis(99_001), serving(Sending::Mending), limits), None);
+        let again = watchdog.silent(Millis(104_000), serving(Sending::Mending), limits);
+        assert_eq!(again, Some(SERVING_STALL));
+        assert_eq!(watchdog.due(Millis(999_000), serving(Sending::Serving), limits), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use vmferry_agent_core::argv::Purpose;
-use vmferry_agent_core::capabilities::{self, Throttling};
+use vmferry_agent_core::capabilities::{self, Carries, Throttling};
 use vmferry_agent_core::compare;
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::{Continued, Defined, GoneKind, Incoming, Part};
@@ -11,9 +11,10 @@ use vmferry_proto::v1;
 use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters};
 use vmferry_types::Fence;
 
-use super::{Outcome, end, launch, start};
-use crate::error::CommandError;
+use super::{Outcome, end, launch, postcopy, start};
+use crate::error::{CommandError, chain};
 use crate::lane::Lane;
+use crate::monitor::MonitorError;
 use crate::process::QemuProcess;
 use crate::{check, describe};
 
@@ -61,7 +62,12 @@ pub(super) async fn run(
             resolved_machine: source.resolved_machine.clone(),
         },
         process: launch::plan(lane, fence, &vm),
-        incoming: Incoming { migration: fence.migration, port: None, cont: Continued::Never },
+        incoming: Incoming {
+            migration: fence.migration,
+            port: None,
+            carries: Carries::Whole,
+            cont: Continued::Never,
+        },
     };
     lane.persist().await?;
     let process = match launch::launch(lane, &vm, Purpose::Receive).await {
@@ -78,12 +84,13 @@ pub(super) async fn run(
     };
     start::note_identity(lane, &process);
     match listen(lane, &process, &source, &policy, &vm).await {
-        Ok(port) => {
+        Ok((port, carries)) => {
             if let Part::Receiver { incoming, .. } = &mut lane.record.part {
                 incoming.port = Some(port);
+                incoming.carries = carries;
             }
             lane.observe(Some(process));
-            Ok(listening(listener(lane, port)))
+            Ok(listening(listener(lane, port, carries)))
         }
         Err(error) => {
             drop(process);
@@ -99,8 +106,14 @@ fn listening(listener: v1::Listener) -> Outcome {
     Outcome { listener: Some(listener), ..Outcome::default() }
 }
 
-fn listener(lane: &Lane, port: u16) -> v1::Listener {
-    v1::Listener { address: lane.agent.config.migration_address.to_string(), port: u32::from(port) }
+fn listener(lane: &Lane, port: u16, carries: Carries) -> v1::Listener {
+    v1::Listener {
+        address: lane.agent.config.migration_address.to_string(),
+        port: u32::from(port),
+        postcopy: carries != Carries::Whole,
+        preempt: carries == Carries::Preempt,
+        doorbell: 0,
+    }
 }
 
 /// Says what is there of this receiver, and refuses where something else is.
@@ -113,7 +126,7 @@ fn armed(lane: &Lane, fence: &Fence) -> Result<Armed, CommandError> {
         Part::Running { .. } => Err(CommandError::wrong_state("the VM runs here")),
         Part::Receiver { incoming, .. } => match (incoming.migration == fence.migration, gone) {
             (true, None) => Ok(match incoming.port {
-                Some(port) => Armed::Listening(listener(lane, port)),
+                Some(port) => Armed::Listening(listener(lane, port, incoming.carries)),
                 None => Armed::Unfinished,
             }),
             (true, Some(gone))
@@ -140,18 +153,13 @@ async fn listen(
     source: &v1::SourceDescription,
     policy: &v1::TransferPolicy,
     vm: &Definition,
-) -> Result<u16, CommandError> {
+) -> Result<(u16, Carries), CommandError> {
     let offered: BTreeSet<String> = source.capabilities.iter().cloned().collect();
     let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
     let ours = &lane.agent.probe.migration_capabilities;
     let chosen = capabilities::chosen(&[&offered, ours], throttling);
-    let capabilities = async {
-        process
-            .monitor()
-            .execute(MigrateSetCapabilities::new(&chosen, &[]))
-            .await
-            .map_err(|error| CommandError::failed("set migration capabilities", &error))
-    };
+    let carries = Carries::of(&[&offered, ours]);
+    let capabilities = set_up(process, &chosen, carries, policy.postcopy());
     let announcements =
         async {
             process.monitor().execute(announcements()).await.map_err(|error| {
@@ -160,7 +168,7 @@ async fn listen(
         };
     let defined = lane.record.defined().map(|defined| defined.resolved_machine.as_str());
     let shape = describe::shape(process, vm, defined.unwrap_or_default());
-    let (_, _, shape) = tokio::try_join!(capabilities, announcements, shape)?;
+    let (carries, _, shape) = tokio::try_join!(capabilities, announcements, shape)?;
     let differences = compare::differences(&describe::shape_of(source), &shape);
     if !differences.is_empty() {
         let host_id = lane.agent.config.host_id.to_string();
@@ -174,7 +182,56 @@ async fn listen(
             .collect();
         return Err(CommandError::Blocked(blockers));
     }
-    bind(lane, process).await
+    Ok((bind(lane, process).await?, carries))
+}
+
+/// Turns capabilities on; returns whether the guest may come before its memory.
+///
+/// What that needs of the host and of the guest's memory, QEMU knows best: userfaultfd, and memory
+/// that can be filled page by page.
+async fn set_up(
+    process: &QemuProcess,
+    chosen: &[&'static str],
+    carries: Carries,
+    asked: v1::Postcopy,
+) -> Result<Carries, CommandError> {
+    let set = async |carries: Carries| {
+        let all: Vec<&str> = chosen.iter().chain(carries.on()).copied().collect();
+        process.monitor().execute(MigrateSetCapabilities::new(&all, &[])).await
+    };
+    let refused = match (asked, carries) {
+        (v1::Postcopy::Off, _) => None,
+        (v1::Postcopy::Allowed | v1::Postcopy::Required, Carries::Whole) => {
+            Some("not both QEMUs have the migration capability postcopy-ram".to_owned())
+        }
+        (v1::Postcopy::Allowed | v1::Postcopy::Required, Carries::Postcopy | Carries::Preempt) => {
+            match set(carries).await {
+                Ok(_) => return Ok(carries),
+                Err(error) if error.refused().is_some() => Some(chain(&error)),
+                Err(error) => {
+                    return Err(CommandError::failed("set migration capabilities", &error));
+                }
+            }
+        }
+    };
+    match refused {
+        Some(cause) if asked == v1::Postcopy::Required => Err(postcopy::refused(
+            "postcopy_unavailable",
+            format!(
+                "this host cannot take a guest before its memory: {cause}; it needs userfaultfd (root, CAP_SYS_PTRACE, /dev/userfaultfd or vm.unprivileged_userfaultfd=1) and memory that is anonymous, in tmpfs or in huge pages"
+            ),
+        )),
+        Some(cause) => {
+            tracing::info!(cause, "postcopy cannot be turned to");
+            whole(set(Carries::Whole).await)
+        }
+        None => whole(set(Carries::Whole).await),
+    }
+}
+
+fn whole<T>(set: Result<T, MonitorError>) -> Result<Carries, CommandError> {
+    set.map(|_| Carries::Whole)
+        .map_err(|error| CommandError::failed("set migration capabilities", &error))
 }
 
 /// How the guest is made known to the switches once it goes on: five times within a second, since

@@ -27,7 +27,7 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
     let process = lane.process()?;
     let run = sight.run_state.clone().unwrap_or(RunState::Unknown(String::new()));
     match incoming::classify(&run, &sight.migrate) {
-        Receiving::Complete => {
+        Receiving::Complete | Receiving::Divided => {
             if let Part::Receiver { process, incoming, .. } = &mut lane.record.part {
                 incoming.cont = Continued::Ordered;
                 process.generation = fence.generation;
@@ -51,8 +51,15 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
             return Err(CommandError::wrong_state(format!("the guest cannot go on from {run}")));
         }
     }
-    let runs =
-        |sight: &Sight| sight.gone.is_some() || (sight.running() && sight.disks == Disks::Active);
+    // QEMU takes the disks before it lets a guest run. One whose memory follows may keep QEMU from
+    // saying so: it waits for a page.
+    let divided = |sight: &Sight| {
+        sight.migrate.status.as_ref().is_some_and(vmferry_qmp::MigrationStatus::postcopy)
+    };
+    let runs = |sight: &Sight| {
+        let disks = sight.disks == Disks::Active || divided(sight);
+        sight.gone.is_some() || (sight.running() && disks)
+    };
     if lane.shared.wait(RUNNING, runs).await.is_err() {
         return Err(CommandError::Unresponsive(
             "the guest was let go on and is not seen to run".to_owned(),

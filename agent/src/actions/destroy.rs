@@ -2,6 +2,7 @@
 
 use vmferry_agent_core::journal::{Continued, Part};
 use vmferry_proto::v1;
+use vmferry_qmp::MigrationStatus;
 use vmferry_types::Fence;
 
 use super::{Outcome, end};
@@ -13,7 +14,7 @@ pub(super) async fn run(
     fence: &Fence,
     destroy: &v1::DestroyReceiver,
 ) -> Result<Outcome, CommandError> {
-    let gone = lane.shared.sight.borrow().gone.is_some();
+    let gone = lane.shared.sight.borrow().gone.is_some() || lost_its_half(lane, destroy)?;
     match &lane.record.part {
         Part::Absent | Part::Stopped { .. } => {
             // Written down before it is said that nothing was started: a command to arm that is
@@ -46,4 +47,25 @@ pub(super) async fn run(
     let gone = end::end_process(lane).await?;
     end::note_end(lane, &gone, Part::Absent);
     Ok(Outcome::gone(gone))
+}
+
+/// Says whether a guest that was let go on here waits for memory that is lost with its source, by
+/// proof.
+fn lost_its_half(lane: &Lane, destroy: &v1::DestroyReceiver) -> Result<bool, CommandError> {
+    let Some(proof) = &destroy.source_gone else { return Ok(false) };
+    let field = "destroy_receiver.source_gone";
+    if proof.kind() == v1::ProofKind::Unspecified {
+        return Err(CommandError::invalid(field, "does not say how it is known"));
+    }
+    if proof.host_id.is_empty() || proof.host_id == lane.agent.config.host_id.to_string() {
+        return Err(CommandError::invalid(field, "must be of the source"));
+    }
+    let status = lane.shared.sight.borrow().migrate.status.clone();
+    match status {
+        Some(MigrationStatus::PostcopyPaused) => Ok(true),
+        Some(status) => Err(CommandError::wrong_state(format!(
+            "the guest here does not wait for its memory: its transfer is {status}"
+        ))),
+        None => Ok(false),
+    }
 }

@@ -56,7 +56,7 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
 }
 
 /// Refuses a guest that somebody else has stopped: to let that one go on would not be ours.
-async fn check_runs(process: &QemuProcess) -> Result<(), CommandError> {
+pub(super) async fn check_runs(process: &QemuProcess) -> Result<(), CommandError> {
     let status = run_state(process).await?;
     if status == RunState::Running {
         return Ok(());

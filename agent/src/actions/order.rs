@@ -1,16 +1,27 @@
 //! Ordering the switchover.
 
-use vmferry_agent_core::journal::Order;
+use vmferry_agent_core::journal::{Order, Parting};
 use vmferry_agent_core::outgoing::Sending;
-use vmferry_qmp::command::{ContinueFrom, MigrateContinue};
+use vmferry_qmp::command::{ContinueFrom, MigrateContinue, QueryMigrate};
 
-use super::Outcome;
+use super::{Outcome, cancel};
 use crate::error::CommandError;
 use crate::lane::Lane;
 use crate::observer::sending_of;
+use crate::process::QemuProcess;
 
 pub(super) async fn run(lane: &mut Lane) -> Result<Outcome, CommandError> {
     let process = lane.process()?;
+    if parts_from_nobody(lane, &process).await? {
+        let migration = lane.record.fence.migration;
+        let cause = "the destination is not at the other end any more".to_owned();
+        if let Some(migration) = migration {
+            lane.record.give_up(migration, cause.clone());
+            lane.persist().await?;
+            cancel::go_on(lane).await?;
+        }
+        return Err(CommandError::GaveUp(cause));
+    }
     let sending = sending_of(lane.record.outgoing(), &lane.shared.sight.borrow());
     let Some(sent) = lane.record.outgoing_mut() else {
         return Err(CommandError::wrong_state("nothing is being sent for this migration"));
@@ -38,4 +49,24 @@ pub(super) async fn run(lane: &mut Lane) -> Result<Outcome, CommandError> {
         tracing::warn!(%error, "the order was not taken");
     }
     Ok(Outcome::default())
+}
+
+/// Says whether a guest that is to go before its memory would go to nobody.
+///
+/// A broken channel is no event at the switchover, and QEMU 10.0 that is ordered to go over one
+/// hangs for good: it neither fails nor takes anything back.
+async fn parts_from_nobody(lane: &Lane, process: &QemuProcess) -> Result<bool, CommandError> {
+    let parts = lane
+        .record
+        .outgoing()
+        .is_some_and(|sent| sent.parting == Parting::Told && sent.order == Order::Open);
+    if !parts {
+        return Ok(false);
+    }
+    let seen = process
+        .monitor()
+        .execute(QueryMigrate {})
+        .await
+        .map_err(|error| CommandError::failed("look at the channel", &error))?;
+    Ok(seen.error_desc.is_some_and(|error| !error.is_empty()))
 }

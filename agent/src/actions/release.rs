@@ -1,13 +1,19 @@
 //! Ending the source's process after the guest went on elsewhere.
 
 use vmferry_agent_core::journal::{Order, Part};
+use vmferry_proto::v1;
 use vmferry_types::Fence;
 
 use super::{Outcome, end};
 use crate::error::CommandError;
 use crate::lane::Lane;
+use crate::observer::sending_of;
 
-pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, CommandError> {
+pub(super) async fn run(
+    lane: &mut Lane,
+    fence: &Fence,
+    release: v1::ReleaseSource,
+) -> Result<Outcome, CommandError> {
     match &lane.record.part {
         Part::Absent | Part::Stopped { .. } => {
             return end::never_started(lane).await.map(Outcome::gone);
@@ -22,6 +28,13 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
             )));
         }
         Part::Running { .. } => {}
+    }
+    // It is the page server until whoever commands says that the last page has arrived.
+    let serves = sending_of(lane.record.sent(), &lane.shared.sight.borrow()).divided();
+    if serves && !release.serves_no_more {
+        return Err(CommandError::wrong_state(
+            "the guest's memory has not all arrived: this QEMU serves it",
+        ));
     }
     let handed = lane.record.outgoing().is_some_and(|sent| sent.order == Order::Handed);
     let gone = lane.shared.sight.borrow().gone.is_some();

@@ -19,6 +19,11 @@ pub(super) async fn run(
     lane: &mut Lane,
     resume: v1::ResumeSource,
 ) -> Result<Outcome, CommandError> {
+    if sending_of(lane.record.outgoing(), &lane.shared.sight.borrow()).divided() {
+        return Err(CommandError::wrong_state(
+            "the guest left before its memory: postcopy has no way back",
+        ));
+    }
     let own = lane.agent.config.host_id.to_string();
     let generation = lane.record.fence.generation;
     let Part::Running { process, .. } = &mut lane.record.part else {
@@ -49,6 +54,9 @@ pub(super) async fn run(
         | Sending::Standing
         | Sending::Switching
         | Sending::CallingBack
+        | Sending::Serving
+        | Sending::Broken
+        | Sending::Mending
         | Sending::Other => {
             cancel::call_back(lane).await?;
             // The rest may have crossed just before.

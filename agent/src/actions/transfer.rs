@@ -1,13 +1,13 @@
 //! Beginning to send.
 
-use vmferry_agent_core::capabilities::{self, Throttling};
-use vmferry_agent_core::journal::{Issue, Order, Outgoing, Part};
+use vmferry_agent_core::capabilities::{self, Carries, Throttling};
+use vmferry_agent_core::journal::{Issue, Order, Outgoing, Part, Parting};
 use vmferry_agent_core::outgoing::{DOWNTIME_LIMIT, Sending};
 use vmferry_proto::v1;
 use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, MigrateSetParameters, QueryMigrate};
 use vmferry_types::Fence;
 
-use super::Outcome;
+use super::{Outcome, postcopy};
 use crate::describe;
 use crate::error::CommandError;
 use crate::lane::Lane;
@@ -22,7 +22,8 @@ pub(super) async fn run(
     fence: &Fence,
     transfer: &v1::StartTransfer,
 ) -> Result<Outcome, CommandError> {
-    let uri = uri(transfer.listener.as_ref())?;
+    let uri = uri("start_transfer.listener", transfer.listener.as_ref())?;
+    let armed = transfer.listener.clone().unwrap_or_default();
     let policy = transfer.policy.unwrap_or_default();
     check_owner(lane, fence)?;
     let process = lane.process()?;
@@ -34,7 +35,7 @@ pub(super) async fn run(
             return Ok(Outcome::default());
         }
     }
-    let before = prepare(&process, &policy).await?;
+    let (before, carries) = prepare(&process, &policy, &armed).await?;
     if let Part::Running { outgoing, .. } = &mut lane.record.part {
         *outgoing = Some(Outgoing {
             migration: fence.migration,
@@ -42,6 +43,9 @@ pub(super) async fn run(
             issue: Issue::Intended,
             timeout_ms: policy.timeout_ms,
             stall_ms: policy.stall_ms,
+            downtime_ms: policy.downtime_limit_ms,
+            carries,
+            parting: Parting::No,
             order: Order::Open,
         });
     }
@@ -139,15 +143,17 @@ fn accepted(lane: &mut Lane) {
     lane.shared.record.send_replace(std::sync::Arc::new(lane.record.clone()));
 }
 
-fn uri(listener: Option<&v1::Listener>) -> Result<String, CommandError> {
-    let listener =
-        listener.ok_or_else(|| CommandError::invalid("start_transfer.listener", "is missing"))?;
-    let address = listener.address.parse::<std::net::IpAddr>().map_err(|_| {
-        CommandError::invalid("start_transfer.listener.address", "must be an IP address")
-    })?;
-    let port = u16::try_from(listener.port).ok().filter(|port| *port != 0).ok_or_else(|| {
-        CommandError::invalid("start_transfer.listener.port", "must be 1 to 65535")
-    })?;
+/// Reads where a receiver listens, as QEMU is told it.
+pub(super) fn uri(field: &str, listener: Option<&v1::Listener>) -> Result<String, CommandError> {
+    let listener = listener.ok_or_else(|| CommandError::invalid(field, "is missing"))?;
+    let address = listener
+        .address
+        .parse::<std::net::IpAddr>()
+        .map_err(|_| CommandError::invalid(format!("{field}.address"), "must be an IP address"))?;
+    let port = u16::try_from(listener.port)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| CommandError::invalid(format!("{field}.port"), "must be 1 to 65535"))?;
     Ok(format!("tcp:{}", std::net::SocketAddr::new(address, port)))
 }
 
@@ -155,7 +161,8 @@ fn uri(listener: Option<&v1::Listener>) -> Result<String, CommandError> {
 async fn prepare(
     process: &QemuProcess,
     policy: &v1::TransferPolicy,
-) -> Result<vmferry_qmp::MigrateInfo, CommandError> {
+    armed: &v1::Listener,
+) -> Result<(vmferry_qmp::MigrateInfo, Carries), CommandError> {
     let monitor = process.monitor();
     let (before, offered) =
         tokio::try_join!(monitor.execute(QueryMigrate {}), describe::offered(monitor))
@@ -176,16 +183,65 @@ async fn prepare(
     }
     let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
     let chosen = capabilities::chosen(&[&offered], throttling);
-    let off: &[&str] = match throttling {
+    let carries = carries(process, policy, armed, &offered).await?;
+    let chosen: Vec<&str> = chosen.into_iter().chain(carries.on().iter().copied()).collect();
+    let throttle: &[&str] = match throttling {
         Throttling::AutoConverge => &[],
         Throttling::Off => &["auto-converge"],
     };
+    let off: Vec<&str> = throttle
+        .iter()
+        .chain(carries.off())
+        .copied()
+        .filter(|name| offered.contains(*name))
+        .collect();
     tokio::try_join!(
-        monitor.execute(MigrateSetCapabilities::new(&chosen, off)),
+        monitor.execute(MigrateSetCapabilities::new(&chosen, &off)),
         monitor.execute(parameters(policy))
     )
     .map_err(|error| CommandError::failed("set up the migration", &error))?;
-    Ok(before)
+    Ok((before, carries))
+}
+
+/// Says whether the guest may go before its memory: as its receiver was set up, unless its disks are
+/// being copied.
+async fn carries(
+    process: &QemuProcess,
+    policy: &v1::TransferPolicy,
+    armed: &v1::Listener,
+    offered: &std::collections::BTreeSet<String>,
+) -> Result<Carries, CommandError> {
+    let required = policy.postcopy() == v1::Postcopy::Required;
+    let ours = Carries::of(&[offered]);
+    let both = match (armed.postcopy, armed.preempt, ours) {
+        (false, _, _) | (true, _, Carries::Whole) => Carries::Whole,
+        (true, true, Carries::Preempt) => Carries::Preempt,
+        (true, _, Carries::Postcopy) | (true, false, Carries::Preempt) => Carries::Postcopy,
+    };
+    if both == Carries::Whole {
+        return if required {
+            let message = "the ends of this move were not both set up for postcopy";
+            Err(postcopy::refused("postcopy_unavailable", message))
+        } else {
+            Ok(both)
+        };
+    }
+    let jobs = process
+        .monitor()
+        .execute_raw("query-block-jobs", serde_json::json!({}), crate::monitor::COMMAND_DEADLINE)
+        .await
+        .map_err(|error| CommandError::failed("look for copies of disks", &error))?;
+    match jobs.as_array().filter(|jobs| !jobs.is_empty()) {
+        None => Ok(both),
+        Some(_) if !required => Ok(Carries::Whole),
+        Some(jobs) => Err(postcopy::refused(
+            "postcopy_disk_copy",
+            format!(
+                "{} disk jobs of this VM are under way: its disks must be whole where its guest goes; end them first",
+                jobs.len()
+            ),
+        )),
+    }
 }
 
 fn parameters(policy: &v1::TransferPolicy) -> MigrateSetParameters {

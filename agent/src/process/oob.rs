@@ -54,6 +54,12 @@ pub struct OutOfBand {
 }
 
 impl OutOfBand {
+    /// Returns the way into the QEMU of `dir`; nothing is connected yet.
+    #[must_use]
+    pub fn of(dir: ProcessDir) -> Self {
+        Self::new(dir)
+    }
+
     pub(super) fn new(dir: ProcessDir) -> Self {
         Self { dir, direct: Mutex::new(None) }
     }

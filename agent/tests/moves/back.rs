@@ -10,7 +10,7 @@ fn cancel() -> Action {
 }
 
 fn destroy() -> Action {
-    Action::DestroyReceiver(v1::DestroyReceiver { cause: "back".to_owned() })
+    Action::DestroyReceiver(v1::DestroyReceiver { cause: "back".to_owned(), source_gone: None })
 }
 
 fn resume(proof: Option<v1::GoneProof>) -> Action {
@@ -122,7 +122,7 @@ async fn a_guest_that_was_committed_comes_back_under_the_next_generation() {
     let seen = world.execute(Side::A, resume(gone)).await.unwrap().observation.unwrap();
     assert_eq!((seen.run_state.as_str(), seen.generation), ("running", 3));
     // It is this host's again: the old generation releases nothing.
-    let release = Action::ReleaseSource(v1::ReleaseSource {});
+    let release = Action::ReleaseSource(v1::ReleaseSource::default());
     assert!(world.execute(Side::A, release).await.is_err());
     world.end().await;
 }
@@ -163,9 +163,14 @@ async fn a_silent_destination_is_a_stall_and_the_guest_runs_on() {
     let deaf = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     nix::sys::socket::setsockopt(&deaf, nix::sys::socket::sockopt::RcvBuf, &2048).unwrap();
     let port = u32::from(deaf.local_addr().unwrap().port());
-    let listener = v1::Listener { address: "127.0.0.1".to_owned(), port };
+    let listener =
+        v1::Listener { address: "127.0.0.1".to_owned(), port, ..v1::Listener::default() };
     let policy = v1::TransferPolicy { stall_ms: 300, ..v1::TransferPolicy::default() };
-    let transfer = v1::StartTransfer { listener: Some(listener), policy: Some(policy) };
+    let transfer = v1::StartTransfer {
+        listener: Some(listener),
+        policy: Some(policy),
+        ..v1::StartTransfer::default()
+    };
     world.execute(Side::A, Action::StartTransfer(transfer)).await.unwrap();
     let seen = world.wait(Side::A, "the source to give up", |seen| seen.gave_up).await;
     assert!(seen.gave_up_cause.contains("no byte crossed"), "{}", seen.gave_up_cause);
@@ -224,8 +229,9 @@ async fn a_guest_that_was_handed_over_stays_so_for_whoever_commands_next() {
     world.admit(&[Side::A, Side::B]).await;
     assert!(world.observe(Side::A).await.handed);
     let quit = Action::StopVm(v1::StopVm { how: v1::StopHow::Quit.into(), deadline_ms: 0 });
-    let listener = v1::Listener { address: "127.0.0.1".to_owned(), port: 1 };
-    let transfer = v1::StartTransfer { listener: Some(listener), policy: None };
+    let listener =
+        v1::Listener { address: "127.0.0.1".to_owned(), port: 1, ..v1::Listener::default() };
+    let transfer = v1::StartTransfer { listener: Some(listener), ..v1::StartTransfer::default() };
     for action in [quit, cancel(), Action::StartTransfer(transfer), resume(None)] {
         let refused = world.execute(Side::A, action).await.unwrap_err();
         assert_eq!(code(&refused).1, "wrong_state");

@@ -146,7 +146,7 @@ async fn every_command_of_a_move_is_obeyed_once_however_often_and_late_it_comes(
         (Side::A, 1, Action::StartTransfer(v1::StartTransfer::default())),
         (Side::A, 1, Action::OrderSwitchover(v1::OrderSwitchover {})),
         (Side::B, 2, Action::ContinueDestination(v1::ContinueDestination {})),
-        (Side::A, 2, Action::ReleaseSource(v1::ReleaseSource {})),
+        (Side::A, 2, Action::ReleaseSource(v1::ReleaseSource::default())),
     ];
     for (side, generation, mut action) in script {
         if let Action::StartTransfer(transfer) = &mut action {

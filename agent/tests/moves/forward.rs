@@ -10,7 +10,7 @@ pub(crate) fn continue_destination() -> Action {
 }
 
 pub(crate) fn release_source() -> Action {
-    Action::ReleaseSource(v1::ReleaseSource {})
+    Action::ReleaseSource(v1::ReleaseSource::default())
 }
 
 /// Restarts both agents, so that each step finds an agent that knows the journal alone.
@@ -135,7 +135,10 @@ async fn a_guest_that_went_on_is_no_receiver_any_more() {
     world.wait_complete().await;
     world.generation = 2;
     world.execute(Side::B, continue_destination()).await.unwrap();
-    let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause: "late".to_owned() });
+    let destroy = Action::DestroyReceiver(v1::DestroyReceiver {
+        cause: "late".to_owned(),
+        source_gone: None,
+    });
     let refused = world.execute(Side::B, destroy).await.unwrap_err();
     assert_eq!(code(&refused).1, "wrong_state");
     assert_eq!(world.observe(Side::B).await.run_state, "running");

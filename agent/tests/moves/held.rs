@@ -18,7 +18,7 @@ fn cancel() -> Action {
 }
 
 fn destroy() -> Action {
-    Action::DestroyReceiver(v1::DestroyReceiver { cause: "back".to_owned() })
+    Action::DestroyReceiver(v1::DestroyReceiver { cause: "back".to_owned(), source_gone: None })
 }
 
 fn resume(proof: Option<v1::GoneProof>) -> Action {
@@ -183,7 +183,7 @@ async fn a_hold_forgets_the_live_attempt_before_it_and_nothing_of_that_lands_lat
     let late_order = world.request(Action::OrderSwitchover(v1::OrderSwitchover {}));
     let late_start = world.request(Action::StartTransfer(v1::StartTransfer {
         listener: Some(listener),
-        policy: None,
+        ..v1::StartTransfer::default()
     }));
     let late_cancel = world.request(cancel());
     let seen = world.execute(Side::A, cancel()).await.unwrap().observation.unwrap();

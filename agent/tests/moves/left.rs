@@ -52,7 +52,7 @@ async fn a_guest_that_was_started_elsewhere_meanwhile_never_goes_on_here() {
     // Only the word of whoever drives it under the newer generation ends it.
     world.generation = 2;
     world.admit(&[Side::A]).await;
-    let release = Action::ReleaseSource(v1::ReleaseSource {});
+    let release = Action::ReleaseSource(v1::ReleaseSource::default());
     let gone = world.execute(Side::A, release).await.unwrap().gone.unwrap();
     assert_eq!(gone.ended, "was ended by signal 9");
     planner.wait("no orphan", |report| left(&world, report).is_empty()).await;

@@ -144,7 +144,7 @@ async fn a_port_that_somebody_else_has_is_passed_over() {
     world.start().await;
     world.admit(&[Side::A, Side::B]).await;
     let first = u16::try_from(world.arm().await.port).unwrap();
-    let destroy = v1::DestroyReceiver { cause: "a trial".to_owned() };
+    let destroy = v1::DestroyReceiver { cause: "a trial".to_owned(), source_gone: None };
     world.execute(Side::B, Action::DestroyReceiver(destroy)).await.unwrap();
     let _taken = std::net::TcpListener::bind(("127.0.0.1", first + 1)).unwrap();
     world.admit(&[Side::A, Side::B]).await;

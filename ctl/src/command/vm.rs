@@ -107,13 +107,18 @@ pub(crate) struct MigrateArgs {
 /// What one migration does other than the planner's policy says.
 #[derive(Debug, Args)]
 struct PolicyArgs {
-    /// How the guest is carried: precopy while it runs, or snapshot, held still meanwhile
+    /// How the guest is carried: precopy while it runs, postcopy, going before its memory, or
+    /// snapshot, held still meanwhile
     #[arg(long, value_enum)]
     method: Option<Method>,
     /// What may be done if it cannot be moved while it runs: nothing, or hold it still instead
     /// [default: the planner's]
     #[arg(long, value_enum)]
     downgrade: Option<Downgrade>,
+    /// What is done if a precopy does not converge: nothing until its time limit, or let the guest go
+    /// before its memory [default: the planner's]
+    #[arg(long, value_enum)]
+    not_converging: Option<NotConverging>,
     /// Send at most this many megabits per second (100 is 12 500 000 bytes per second)
     #[arg(long, value_name = "MBIT/S", default_value_t = 0, hide_default_value = true)]
     bandwidth: u64,
@@ -139,6 +144,8 @@ struct PolicyArgs {
 enum Method {
     /// Its memory crosses while it runs
     Precopy,
+    /// It goes first, and its memory follows: from the switchover on there is no way back
+    Postcopy,
     /// It stands still while its memory crosses
     Snapshot,
 }
@@ -147,6 +154,7 @@ impl Method {
     const fn label(self) -> &'static str {
         match self {
             Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
             Self::Snapshot => "snapshot",
         }
     }
@@ -166,6 +174,24 @@ impl Downgrade {
         match self {
             Self::Never => "never",
             Self::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// What is done if a precopy does not converge.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum NotConverging {
+    /// It goes on until its time limit, and is taken back
+    Abort,
+    /// The guest goes before its memory, if both ends can do that
+    Postcopy,
+}
+
+impl NotConverging {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Abort => "abort",
+            Self::Postcopy => "postcopy",
         }
     }
 }
@@ -321,6 +347,7 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
         target_host: args.to.clone(),
         method: policy.method.map_or("", Method::label).to_owned(),
         downgrade: policy.downgrade.map_or("", Downgrade::label).to_owned(),
+        not_converging: policy.not_converging.map_or("", NotConverging::label).to_owned(),
         bandwidth_mbps: policy.bandwidth,
         request_id: args.request.id(),
         downtime_limit_ms: limit(policy.downtime_limit),

@@ -184,6 +184,7 @@ fn figures(migration: &Migration) -> String {
         ("expected downtime", some(migration.expected_downtime_ms, millis)),
         ("QEMU's downtime", some(migration.downtime_ms, millis)),
         ("guest paused", some(migration.pause_us, micros)),
+        ("channel", channel(migration)),
         ("guest still for", some(migration.guest_still_ms, millis)),
     ])
 }
@@ -198,6 +199,15 @@ fn note(migration: &Migration) -> String {
         migration.capacity_note.clone()
     } else {
         migration.error.clone()
+    }
+}
+
+/// Says how the channel between both halves of a divided guest is; empty if it never broke.
+fn channel(migration: &Migration) -> String {
+    match (migration.channel_breaks, migration.channel_broken) {
+        (0, _) => String::new(),
+        (breaks, true) => format!("broken ({breaks} times so far), being mended"),
+        (breaks, false) => format!("broke {breaks} times, mended each time"),
     }
 }
 

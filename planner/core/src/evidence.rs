@@ -4,10 +4,13 @@
 //! side says last. Nothing is concluded from silence (rule R1), and nothing that depends on a side
 //! without that side's answer under the driver's own claim (rule R2).
 
+mod divided;
+mod mend;
 mod permit;
 mod precopy;
 mod seen;
 
+pub use mend::mend;
 pub use permit::{Withheld, permit};
 pub use seen::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
@@ -27,9 +30,11 @@ use crate::migration::{Event, Migration};
 #[must_use]
 pub fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event> {
     match migration.method {
-        Method::Precopy | Method::Snapshot => precopy::read(migration, sides, times),
+        Method::Precopy | Method::Postcopy | Method::Snapshot => {
+            precopy::read(migration, sides, times)
+        }
         // Such a migration is refused when it is opened.
-        Method::Postcopy | Method::Cold | Method::DiskCopy => None,
+        Method::Cold | Method::DiskCopy => None,
     }
 }
 

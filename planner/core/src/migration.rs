@@ -19,6 +19,7 @@
 mod books;
 mod cause;
 pub mod check;
+mod divided;
 mod downgrade;
 mod effect;
 mod event;
@@ -31,12 +32,13 @@ mod terms;
 
 pub use books::{Books, Flight};
 pub use cause::{Blocker, Cause};
+pub use divided::Channel;
 pub use downgrade::Downgraded;
-pub use effect::{Effect, Side};
+pub use effect::{Effect, Serves, Side};
 pub use event::{Event, Keep, Ran, Receiver, Stood};
-pub use phase::{Back, Blocked, Cleanup, Guest, Listener, Phase, Stage, Switchover};
+pub use phase::{Back, Blocked, Cleanup, Guest, Listener, Phase, Stage, Switchover, Takes};
 pub use proof::{GoneProof, Handover, Process, ProofKind, SourceWord, Word};
-pub use terms::{AutoConverge, Downgrade, Gate, Gates, Terms};
+pub use terms::{AutoConverge, Downgrade, Gate, Gates, NotConverging, Terms};
 
 use vmferry_types::{Generation, HostId, Method, MigrationId, PhaseLabel, Timestamp, VmId};
 
@@ -59,6 +61,15 @@ pub struct Migration {
     /// The live attempt that this one came from. `None` while there was none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgraded: Option<Downgraded>,
+    /// Why a precopy was turned to postcopy. `None` if none was.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub diverged: Option<String>,
+    /// The channel between the halves of a guest that goes before its memory.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub channel: Channel,
+    /// How often it broke.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub breaks: u32,
     /// What was asked for, and its limits.
     pub terms: Terms,
     /// The VM's generation when the migration was opened; nothing else may move it while this is open.
@@ -91,7 +102,7 @@ pub struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// This release does not carry guests that way.
-    #[error("method {method} is not available: use precopy or snapshot")]
+    #[error("method {method} is not available: use precopy, postcopy or snapshot")]
     MethodNotAvailable {
         /// The method that was asked for.
         method: Method,
@@ -139,14 +150,26 @@ impl Migration {
     /// Refuses a method that this release does not carry out, by name.
     pub fn open(opening: Opening) -> Result<Self, NotOpened> {
         match opening.method {
-            Method::Precopy | Method::Snapshot => {}
-            method @ (Method::Postcopy | Method::Cold | Method::DiskCopy) => {
+            Method::Precopy | Method::Postcopy | Method::Snapshot => {}
+            method @ (Method::Cold | Method::DiskCopy) => {
                 return Err(NotOpened::MethodNotAvailable { method });
             }
         }
         let Opening { id, vm, source, method, terms, generation, deadline } = opening;
         let phase = Phase::Queued { blocked: None, deadline };
-        Ok(Self { id, vm, source, method, downgraded: None, terms, generation, phase })
+        Ok(Self {
+            id,
+            vm,
+            source,
+            method,
+            downgraded: None,
+            diverged: None,
+            channel: Channel::Whole,
+            breaks: 0,
+            terms,
+            generation,
+            phase,
+        })
     }
 
     /// Returns the migration after `event`.
@@ -156,7 +179,7 @@ impl Migration {
     /// Says whether the event is stale (drop it), illegal (a bug: count it) or a request that came
     /// too late (tell the caller). The migration is as it was.
     pub fn apply(&self, event: &Event) -> Result<Self, Refusal> {
-        let after = Self { phase: table::next(self, event)?, ..self.clone() };
+        let after = Self { phase: table::next(self, event)?, ..self.clone() }.divides(event);
         Ok(match self.turns_to_snapshot(&after.phase, event) {
             Some(downgraded) => {
                 Self { method: Method::Snapshot, downgraded: Some(downgraded), ..after }
@@ -193,10 +216,13 @@ impl Migration {
                 | Effect::ArmReceiver
                 | Effect::HoldGuest
                 | Effect::StartTransfer { .. }
+                | Effect::StartPostcopy
+                | Effect::RecoverReceiver
+                | Effect::ResumeTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::KillSource { .. }
                 | Effect::ContinueDestination
-                | Effect::ReleaseSource
+                | Effect::ReleaseSource { .. }
                 | Effect::CancelTransfer { .. }
                 | Effect::DestroyReceiver { .. }
                 | Effect::ResumeSource { .. },

@@ -23,7 +23,7 @@ pub const fn user_state(phase: &Phase) -> UserState {
                 Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. } | Stage::Holding { .. },
             ..
         } => UserState::Precheck,
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. }
+        Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => UserState::Syncing,
         Phase::Captured {
             switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
@@ -54,7 +54,7 @@ pub fn percent(migration: &Migration, crossed: Crossed) -> u8 {
             ..
         } => 2,
         Phase::Admitted { stage: Stage::Holding { .. }, .. } => 4,
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. }
+        Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
             let total = u128::from(crossed.total.value().max(1));
             let sent = u128::from(crossed.total.less(crossed.remaining).value());

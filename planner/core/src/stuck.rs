@@ -6,7 +6,7 @@
 use vmferry_types::{Millis, Timestamp};
 
 use crate::evidence::{Sides, Times, permit};
-use crate::migration::{Back, Cleanup, Gate, Migration, Phase, Stage, Switchover};
+use crate::migration::{Back, Channel, Cleanup, Gate, Migration, Phase, Stage, Switchover};
 
 /// How long a step between two agents may take before it is called stuck.
 ///
@@ -65,13 +65,22 @@ fn patience(migration: &Migration) -> Option<Millis> {
     match &migration.phase {
         Phase::Admitted { stage: Stage::Transferring { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => None,
+        // Memory follows the guest for as long as that takes, unless its channel is broken.
+        Phase::Attached { .. } if migration.is_served() => match migration.channel {
+            Channel::Whole => None,
+            Channel::Broken => Some(PATIENCE),
+        },
         Phase::Captured { switchover: Switchover::Ordered | Switchover::Forward, .. } => {
             Some(migration.terms.switchover_limit)
         }
         Phase::Queued { .. }
         | Phase::Admitted {
             stage:
-                Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. } | Stage::Holding { .. },
+                Stage::Arming
+                | Stage::Parting { .. }
+                | Stage::Recalling { .. }
+                | Stage::Clearing { .. }
+                | Stage::Holding { .. },
             ..
         }
         | Phase::Captured { switchover: Switchover::Withheld, .. }
@@ -88,6 +97,9 @@ fn patience(migration: &Migration) -> Option<Millis> {
 /// Says what would let the migration go on. `None` if nothing is waited for, or room only.
 #[must_use]
 pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
+    if migration.channel == Channel::Broken && migration.may_be_divided() {
+        return Some("a way between both halves of the guest, to mend their channel".to_owned());
+    }
     let effect = migration.outstanding();
     if let Some(Err(withheld)) = effect.as_ref().map(|effect| permit(migration, effect, sides)) {
         return Some(withheld.to_string());
@@ -97,6 +109,9 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
         Phase::Admitted { stage: Stage::Arming, .. } => "the destination's receiver to listen",
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
             "the guest's memory to cross and the source to reach the switchover"
+        }
+        Phase::Admitted { stage: Stage::Parting { .. }, .. } => {
+            "the source to stop its guest and to reach the switchover"
         }
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => {
             "the source to take its transfer back and run on"
@@ -131,6 +146,7 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
         Phase::Failed { cleanup, .. } => match cleanup {
             Cleanup::Nothing => return None,
             Cleanup::Receiver => "proof that the receiver is gone",
+            Cleanup::Half => "proof that the destination's QEMU is gone",
             Cleanup::Source => "proof that the source's QEMU is gone",
             Cleanup::Undecided => "a human to say which side's guest is the right one",
         },
@@ -156,8 +172,17 @@ mod tests {
     fn every_row_that_owes_something_is_stuck_in_time_with_what_it_waits_for() {
         for (name, row) in rows::all() {
             let stuck = stuck(&row, &NOBODY, LATE, None);
-            let free =
-                ["queued", "transferring", "transferring +", "held", "done", "aborted", "failed"];
+            let free = [
+                "queued",
+                "transferring",
+                "transferring +",
+                "transferring p",
+                "held",
+                "attached div.",
+                "done",
+                "aborted",
+                "failed",
+            ];
             let free = free.contains(&name);
             assert_eq!(stuck.is_none(), free, "{name}: {stuck:?}");
             if let Some(stuck) = stuck {

@@ -216,9 +216,12 @@ impl Agent {
             Action::DestroyReceiver(_) => self.destroy(fence).await,
             Action::ReleaseSource(_) => self.release(fence).await,
             Action::KillSource(_) => self.kill_source(fence).await,
-            Action::StartVm(_) | Action::StopVm(_) | Action::ForgetVm(_) => {
-                Err(Refusal::new("invalid", "is not simulated"))
-            }
+            Action::StartVm(_)
+            | Action::StopVm(_)
+            | Action::ForgetVm(_)
+            | Action::StartPostcopy(_)
+            | Action::RecoverReceiver(_)
+            | Action::ResumeTransfer(_) => Err(Refusal::new("invalid", "is not simulated")),
         }
     }
 }
@@ -250,6 +253,9 @@ const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::StartPostcopy(_) => "start_postcopy",
+        Action::RecoverReceiver(_) => "recover_receiver",
+        Action::ResumeTransfer(_) => "resume_transfer",
     }
 }
 

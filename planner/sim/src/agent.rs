@@ -7,6 +7,7 @@ mod act;
 mod hold;
 mod learn;
 mod observe;
+mod postcopy;
 mod power;
 mod receive;
 mod seed;

@@ -124,7 +124,7 @@ impl ByHand {
         });
         let go_on = Action::ContinueDestination(v1::ContinueDestination {});
         self.command(Side::Destination, go_on).await?;
-        let release = Action::ReleaseSource(v1::ReleaseSource {});
+        let release = Action::ReleaseSource(v1::ReleaseSource::default());
         self.command(Side::Source, release).await.map(|_| ())
     }
 
@@ -152,7 +152,7 @@ impl ByHand {
     async fn back(&mut self) -> Result<(), Refusal> {
         let cause = "by hand".to_owned();
         let cancel = Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() });
-        let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause });
+        let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause, source_gone: None });
         for (side, action) in [(Side::Source, cancel), (Side::Destination, destroy)] {
             let again = Ask::NextClaim(self.vm, self.migration);
             let Ok(Tell::Observation(seen)) = self.ask(self.host(side), again).await else {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vmferry_planner_core::evidence::{RunState, TransferState};
-use vmferry_types::HostId;
+use vmferry_types::{HostId, VmId};
 
 use crate::host::{Killer, Why, short};
 use crate::qemu::Resumes;
@@ -55,12 +55,12 @@ impl State {
         if let Some(qemu) = self.qemu_mut(destination, pid) {
             // One connection ends the listening.
             qemu.port = None;
-            qemu.transfer = TransferState::Active;
+            qemu.transfer = connected(qemu.transfer);
             qemu.channel = Some(id);
         }
         if let Some(qemu) = self.qemu_mut(&source.0, source.1) {
             qemu.channel = Some(id);
-            qemu.transfer = TransferState::Active;
+            qemu.transfer = connected(qemu.transfer);
         }
         let destination = (destination.clone(), pid);
         self.channels.insert(
@@ -74,6 +74,9 @@ impl State {
         let Some(qemu) = self.qemu_mut(&source.0, source.1) else { return };
         if !qemu.busy() {
             return;
+        }
+        if qemu.transfer.is_divided() {
+            return self.pause_half(source, error);
         }
         qemu.transfer = TransferState::Failed;
         error.clone_into(&mut qemu.error);
@@ -94,13 +97,51 @@ impl State {
         if qemu.transfer == TransferState::Completed {
             return;
         }
+        if qemu.transfer.is_divided() {
+            return self.pause_half(destination, error);
+        }
         qemu.transfer = TransferState::Failed;
         error.clone_into(&mut qemu.error);
         let vm = qemu.vm;
+        self.never_arrives(vm, error);
         if exits {
             self.end_process(&destination.0, destination.1, "exit 1", Killer::Itself);
         }
         self.ring(&destination.0, vm);
+    }
+
+    /// One half of a divided guest sees that its channel is broken.
+    fn pause_half(&mut self, half: &(HostId, u32), error: &str) {
+        let Some(qemu) = self.qemu_mut(&half.0, half.1) else { return };
+        qemu.transfer = TransferState::PostcopyPaused;
+        qemu.channel = None;
+        error.clone_into(&mut qemu.error);
+        let vm = qemu.vm;
+        self.note(|| format!("host {}: half of {} is paused: {error}", half.0, short(vm)));
+        self.ring(&half.0, vm);
+    }
+
+    /// `migrate-pause`: a half is made to see that its channel is broken.
+    pub(crate) fn force_pause(&mut self, host: &HostId, pid: u32) {
+        let Some(qemu) = self.qemu(host, pid) else { return };
+        let (divided, channel) = (qemu.transfer.is_divided(), qemu.channel);
+        if !divided || qemu.transfer == TransferState::PostcopyPaused {
+            return;
+        }
+        if let Some(channel) = channel {
+            self.break_channel(channel, "paused by the user");
+        }
+        self.pause_half(&(host.clone(), pid), "paused by the user");
+    }
+
+    /// A source that has parted from its guest cannot take it back from a receiver that did not load
+    /// it.
+    fn never_arrives(&mut self, vm: VmId, error: &str) {
+        let mut all = self.hosts.values().flat_map(|host| host.qemus.values());
+        let parted = all.any(|qemu| qemu.vm == vm && qemu.parts && qemu.transfer.is_divided());
+        if let Some(guest) = self.guests.get_mut(&vm).filter(|_| parted) {
+            guest.lost.get_or_insert_with(|| format!("it never arrived: {error}"));
+        }
     }
 
     /// Draws what goes wrong at a change of state, if anything.
@@ -203,7 +244,10 @@ impl State {
         match source.transfer {
             TransferState::Active => self.pass(id, &channel),
             TransferState::PreSwitchover => Next::In(Duration::from_millis(3)),
+            TransferState::Device if source.parts => self.part(id, &channel),
             TransferState::Device => self.last(id, &channel),
+            TransferState::PostcopyActive => self.serve(id, &channel),
+            TransferState::PostcopyRecover => self.mended(&channel),
             TransferState::None
             | TransferState::Setup
             | TransferState::Cancelling
@@ -211,8 +255,8 @@ impl State {
             | TransferState::Completed
             | TransferState::Failed
             | TransferState::WaitUnplug
-            | TransferState::PostcopyActive
             | TransferState::PostcopyPaused
+            | TransferState::PostcopyRecoverSetup
             | TransferState::Unknown => {
                 self.break_channel(id, "the source called it back");
                 Next::In(self.dice.qemu.millis(0, 100))
@@ -258,7 +302,20 @@ impl State {
         if first && !waits {
             self.fail_source(&channel.source, &format!("Channel error: {why}"));
         }
-        self.fail_destination(&channel.destination, &format!("load of migration failed: {why}"));
+        let ends =
+            (Place::Host(channel.source.0.clone()), Place::Host(channel.destination.0.clone()));
+        let divided = self
+            .qemu(&channel.destination.0, channel.destination.1)
+            .is_some_and(|qemu| qemu.transfer.is_divided());
+        // Nothing tells a half that waits for pages that its peer has closed, if no way leads there.
+        if !divided || self.connected(&ends.0, &ends.1) {
+            self.fail_destination(
+                &channel.destination,
+                &format!("load of migration failed: {why}"),
+            );
+        } else if let Some(qemu) = self.qemu_mut(&channel.destination.0, channel.destination.1) {
+            qemu.channel = None;
+        }
         if waits {
             return Next::In(Duration::from_millis(3));
         }
@@ -275,7 +332,8 @@ impl State {
     /// Sends once over the memory; at the last time the guest is stopped.
     fn pass(&mut self, id: ChannelId, channel: &Channel) -> Next {
         let (host, pid) = &channel.source;
-        let last = channel.passes == 0;
+        let parts = self.qemu(host, *pid).is_some_and(|qemu| qemu.parts);
+        let last = channel.passes == 0 || parts;
         if let Some(channel) = self.channels.get_mut(&id) {
             channel.passes = channel.passes.saturating_sub(1);
         }
@@ -331,6 +389,95 @@ impl State {
         Next::Never
     }
 
+    /// The guest goes: the source says so once all is on its way, the destination once it is loaded.
+    fn part(&mut self, id: ChannelId, channel: &Channel) -> Next {
+        let image = self.qemu(&channel.source.0, channel.source.1).map_or(0, |qemu| qemu.image);
+        let (host, pid) = channel.destination.clone();
+        let Some(qemu) = self.qemu_mut(&host, pid) else {
+            self.break_channel(id, "the destination is gone");
+            return Next::In(self.dice.qemu.millis(0, 100));
+        };
+        let vm = qemu.vm;
+        let loaded = qemu.transfer.is_divided();
+        let first = self.dice.qemu.chance(500);
+        if !loaded && first {
+            self.load(&channel.destination, image);
+            return Next::In(self.dice.qemu.millis(0, 30));
+        }
+        if let Some(qemu) = self.qemu_mut(&channel.source.0, channel.source.1) {
+            qemu.transfer = TransferState::PostcopyActive;
+            qemu.silent = false;
+        }
+        self.note(|| format!("host {}: {} has parted", channel.source.0, short(vm)));
+        self.ring(&channel.source.0, vm);
+        Next::In(self.dice.qemu.millis(0, 30))
+    }
+
+    /// All but memory is there: the guest stands still until it is let go on.
+    fn load(&mut self, half: &(HostId, u32), image: u64) {
+        let Some(qemu) = self.qemu_mut(&half.0, half.1) else { return };
+        qemu.transfer = TransferState::PostcopyActive;
+        qemu.run = RunState::Paused;
+        qemu.image = image;
+        let vm = qemu.vm;
+        self.note(|| format!("host {}: {} has arrived before its memory", half.0, short(vm)));
+        self.ring(&half.0, vm);
+    }
+
+    /// Serves a page; after the last, first the destination says so, then the source.
+    fn serve(&mut self, id: ChannelId, channel: &Channel) -> Next {
+        let (source, destination) = (channel.source.clone(), channel.destination.clone());
+        let image = self.qemu(&source.0, source.1).map_or(0, |qemu| qemu.image);
+        let Some(there) = self.qemu(&destination.0, destination.1).cloned() else {
+            self.break_channel(id, "the destination is gone");
+            return Next::In(self.dice.qemu.millis(0, 100));
+        };
+        if !there.transfer.is_divided() && there.transfer != TransferState::Completed {
+            self.load(&destination, image);
+            return Next::In(self.dice.qemu.millis(1, 30));
+        }
+        let Some(qemu) = self.qemu_mut(&source.0, source.1) else { return Next::Never };
+        let vm = qemu.vm;
+        if qemu.pages > 0 {
+            qemu.pages -= 1;
+            qemu.bytes += 1 << 20;
+            self.ring(&source.0, vm);
+            return Next::In(self.dice.qemu.millis(5, 400));
+        }
+        if there.transfer != TransferState::Completed {
+            if let Some(qemu) = self.qemu_mut(&destination.0, destination.1) {
+                qemu.transfer = TransferState::Completed;
+            }
+            self.note(|| format!("host {}: {} has its last page", destination.0, short(vm)));
+            self.ring(&destination.0, vm);
+            return Next::In(self.dice.qemu.millis(0, 60));
+        }
+        if let Some(qemu) = self.qemu_mut(&source.0, source.1) {
+            qemu.transfer = TransferState::Completed;
+            qemu.sent = true;
+            qemu.run = RunState::PostMigrate;
+        }
+        self.note(|| format!("host {}: {} is served", source.0, short(vm)));
+        self.ring(&source.0, vm);
+        self.channels.remove(&id);
+        Next::Never
+    }
+
+    /// Both halves go on.
+    fn mended(&mut self, channel: &Channel) -> Next {
+        for half in [&channel.destination, &channel.source] {
+            if let Some(qemu) = self.qemu_mut(&half.0, half.1)
+                && qemu.transfer == TransferState::PostcopyRecover
+            {
+                qemu.transfer = TransferState::PostcopyActive;
+                let vm = qemu.vm;
+                self.note(|| format!("host {}: half of {} goes on", half.0, short(vm)));
+                self.ring(&half.0, vm);
+            }
+        }
+        Next::In(self.dice.qemu.millis(1, 50))
+    }
+
     /// `migrate_cancel`; the guest goes on if it stood.
     pub(crate) fn cancel_transfer(&mut self, host: &HostId, pid: u32) {
         let Some(qemu) = self.qemu_mut(host, pid) else { return };
@@ -376,7 +523,11 @@ async fn connect(
         tokio::time::sleep(wait).await;
         let outcome = world.with(|state| {
             let wanted = state.qemu(&source.0, source.1).is_some_and(|qemu| {
-                qemu.attempt == attempt && qemu.transfer == TransferState::Setup
+                let connects = matches!(
+                    qemu.transfer,
+                    TransferState::Setup | TransferState::PostcopyRecoverSetup
+                );
+                qemu.attempt == attempt && connects
             });
             if !wanted {
                 return Some(None);
@@ -396,6 +547,11 @@ async fn connect(
             return connected;
         }
     }
+}
+
+/// What a transfer becomes once its connection stands.
+const fn connected(transfer: TransferState) -> TransferState {
+    if transfer.is_divided() { TransferState::PostcopyRecover } else { TransferState::Active }
 }
 
 /// A host's id of one letter.

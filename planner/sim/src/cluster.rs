@@ -13,7 +13,7 @@ use vmferry_planner::faults::FaultPoints;
 use vmferry_planner::inventory::Inventory;
 use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::reconciler;
-use vmferry_planner_core::migration::Downgrade;
+use vmferry_planner_core::migration::{Downgrade, NotConverging};
 use vmferry_planner_core::queue::Ranking;
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Percent, VmId};
@@ -249,6 +249,7 @@ fn config() -> Config {
             auto_converge: false,
             downgrade: Downgrade::Never,
         },
+            not_converging: NotConverging::Abort,
         hosts: BTreeMap::new(),
         fence: None,
         fault_points: None,

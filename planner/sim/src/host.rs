@@ -192,6 +192,8 @@ impl State {
                 silent: false,
                 autostart: false,
                 port: None,
+                parts: false,
+                pages: 0,
                 channel: None,
             },
         );
@@ -329,6 +331,7 @@ impl State {
         if let Some(channel) = qemu.channel {
             self.break_channel(channel, "the other end is gone");
         }
+        self.settle_halves(host, qemu, ended, killer);
         let copies = self
             .hosts
             .values()
@@ -381,6 +384,36 @@ impl State {
                         ),
                     );
                 }
+            }
+        }
+    }
+
+    /// A guest that is divided over two processes is lost with either of them.
+    fn settle_halves(&mut self, host: &HostId, qemu: &Qemu, ended: &str, killer: Killer) {
+        let others = || self.hosts.values().flat_map(|host| host.qemus.values());
+        let mut peers = others().filter(|other| other.vm == qemu.vm);
+        let lost = if qemu.parts {
+            // The source: what it has not sent is gone, unless nobody needs it.
+            let whole =
+                peers.any(|other| !other.parts && other.image != 0 && !other.transfer.is_divided());
+            qemu.transfer.is_divided() && !whole
+        } else {
+            // The other half: its source can neither go on nor be taken back.
+            peers.any(|other| other.parts && other.transfer.is_divided())
+        };
+        let Some(guest) = self.guests.get_mut(&qemu.vm).filter(|_| lost) else { return };
+        let known = guest.lost.is_some() || guest.off;
+        let what = format!("{ended} on {host}, which had half of it");
+        match killer {
+            Killer::Guest | Killer::Stop => {}
+            Killer::Fate | Killer::Itself => {
+                guest.lost.get_or_insert(what);
+            }
+            Killer::Command if known => {}
+            Killer::Command => {
+                guest.lost = Some(what.clone());
+                let what = format!("half of {} is ended by command: {what}", short(qemu.vm));
+                self.violated(Invariant::NotLost, what);
             }
         }
     }

@@ -63,6 +63,11 @@ impl State {
         if let Some(effect) = migration.outstanding() {
             self.owed.insert((migration.id, effect.label()));
         }
+        // What mends the channel of a divided guest follows from what both halves say.
+        if migration.may_be_divided() {
+            self.owed.insert((migration.id, "recover_receiver"));
+            self.owed.insert((migration.id, "resume_transfer"));
+        }
     }
 
     /// I2: generations never go back.

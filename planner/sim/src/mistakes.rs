@@ -95,7 +95,8 @@ impl SimAgents {
             return;
         }
         let cause = "the source is gone".to_owned();
-        let action = Some(Action::DestroyReceiver(v1::DestroyReceiver { cause }));
+        let action =
+            Some(Action::DestroyReceiver(v1::DestroyReceiver { cause, source_gone: None }));
         world.with(|state| {
             let at = state.at_ms();
             state.sent.insert((row.migration.vm, row.claim.value(), FAR), at + 1);
@@ -116,7 +117,7 @@ impl Life {
                 Phase::Captured { switchover: Switchover::Forward, .. },
             ) => Action::KillSource(v1::KillSource { cause: "overdue".to_owned() }),
             (Some(Bug::PlannerReleasesEarly), Phase::Committed { .. }) => {
-                Action::ReleaseSource(v1::ReleaseSource {})
+                Action::ReleaseSource(v1::ReleaseSource::default())
             }
             (Some(_) | None, _) => return,
         };

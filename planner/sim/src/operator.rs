@@ -26,6 +26,10 @@ pub enum Asked {
     MoveHeld,
     /// That a VM moves live, or held if that is refused.
     MoveSomehow,
+    /// That a VM moves, its guest going before its memory.
+    MoveParted,
+    /// That a VM moves live, and its guest goes before its memory if that does not converge.
+    MoveDiverging,
     /// That a VM moves to where there is no room before another VM is stopped.
     MoveQueued,
     /// That a VM is started.
@@ -40,6 +44,7 @@ impl Cluster {
     /// Asks for all that a weather has in it, at some planner.
     pub(crate) async fn ask(&self, seed: u64, weather: &Weather) {
         let mut dice = Dice::new(seed, "requests");
+        let mut apart = Dice::new(seed, "parted");
         let (moves, powers) = (u64::from(weather.migrations), u64::from(weather.powers));
         for number in 0..moves + powers {
             if number > 0 {
@@ -68,6 +73,12 @@ impl Cluster {
                 (Asked::Move, false, true) => Asked::MoveSomehow,
                 (other, _, _) => other,
             };
+            let parted = apart.chance(weather.postcopy);
+            let asked = match (asked, parted, apart.chance(500)) {
+                (Asked::Move, true, true) => Asked::MoveParted,
+                (Asked::Move | Asked::MoveSomehow, true, _) => Asked::MoveDiverging,
+                (other, _, _) => other,
+            };
             if dice.below(moves + powers) < u64::from(weather.by_hand) {
                 let at = usize::try_from(dice.below(u64::from(weather.hosts))).unwrap_or(0);
                 let to = crate::channel::host(HOSTS.get(at).copied().unwrap_or("a"));
@@ -88,12 +99,30 @@ impl Cluster {
         let planner = &running.planner;
         let asks = async {
             match asked {
-                Asked::Move | Asked::MoveHeld | Asked::MoveSomehow | Asked::MoveQueued => {
-                    let method = if asked == Asked::MoveHeld { "snapshot" } else { "" };
-                    let downgrade = if asked == Asked::MoveSomehow { "snapshot" } else { "" };
+                Asked::Move
+                | Asked::MoveHeld
+                | Asked::MoveSomehow
+                | Asked::MoveParted
+                | Asked::MoveDiverging
+                | Asked::MoveQueued => {
+                    let method = match asked {
+                        Asked::MoveHeld => "snapshot",
+                        Asked::MoveParted => "postcopy",
+                        Asked::Move
+                        | Asked::MoveSomehow
+                        | Asked::MoveDiverging
+                        | Asked::MoveQueued
+                        | Asked::Start
+                        | Asked::PowerDown
+                        | Asked::Quit => "",
+                    };
+                    let somehow = matches!(asked, Asked::MoveSomehow | Asked::MoveDiverging);
+                    let downgrade = if somehow { "snapshot" } else { "" };
+                    let answer = if asked == Asked::MoveDiverging { "postcopy" } else { "" };
                     let asked = v1::MigrateVmRequest {
                         method: method.to_owned(),
                         downgrade: downgrade.to_owned(),
+                        not_converging: answer.to_owned(),
                         vm_name: name.clone(),
                         target_host: host.to_owned(),
                         queue_deadline_ms: 120_000,

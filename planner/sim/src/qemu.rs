@@ -36,6 +36,10 @@ pub(crate) struct Qemu {
     /// `cont` came while it waited: it will start by itself.
     pub(crate) autostart: bool,
     pub(crate) port: Option<u16>,
+    /// Its guest is to go before its memory.
+    pub(crate) parts: bool,
+    /// Pages that a guest that went first has not got yet.
+    pub(crate) pages: u64,
     pub(crate) channel: Option<ChannelId>,
 }
 
@@ -70,7 +74,9 @@ impl Qemu {
             | TransferState::Cancelling
             | TransferState::WaitUnplug
             | TransferState::PostcopyActive
-            | TransferState::PostcopyPaused => true,
+            | TransferState::PostcopyPaused
+            | TransferState::PostcopyRecoverSetup
+            | TransferState::PostcopyRecover => true,
             TransferState::None
             | TransferState::Cancelled
             | TransferState::Completed
@@ -91,7 +97,38 @@ impl Qemu {
         self.transfer = TransferState::Setup;
         self.attempt += 1;
         self.bytes = 0;
+        self.parts = false;
         self.error.clear();
+        Ok(())
+    }
+
+    /// `migrate-start-postcopy`, of a guest that was stopped before: whatever becomes of it, QEMU lets
+    /// it go on by itself no more.
+    pub(crate) fn part(&mut self, pages: u64) -> Result<(), Refused> {
+        if !matches!(self.transfer, TransferState::Setup | TransferState::Active) {
+            return Err("Postcopy must be started after migration has been started");
+        }
+        self.parts = true;
+        self.pages = pages;
+        self.before = RunState::Paused;
+        Ok(())
+    }
+
+    /// `migrate-recover`: a half that is paused listens anew.
+    pub(crate) fn wait(&mut self, port: u16) -> Result<(), Refused> {
+        if self.transfer != TransferState::PostcopyPaused {
+            return Err("Migrate recover can only be run when postcopy is paused.");
+        }
+        self.port = Some(port);
+        Ok(())
+    }
+
+    /// `migrate` with `resume`: a half that is paused connects anew.
+    pub(crate) fn resume(&mut self) -> Result<(), Refused> {
+        if self.transfer != TransferState::PostcopyPaused {
+            return Err("Cannot resume if there is no paused migration");
+        }
+        self.transfer = TransferState::PostcopyRecoverSetup;
         Ok(())
     }
 
@@ -134,6 +171,8 @@ impl Qemu {
             | TransferState::WaitUnplug
             | TransferState::PostcopyActive
             | TransferState::PostcopyPaused
+            | TransferState::PostcopyRecoverSetup
+            | TransferState::PostcopyRecover
             | TransferState::Unknown => Resumes::No,
         }
     }

@@ -37,6 +37,8 @@ pub struct Weather {
     pub held: u64,
     /// A live migration that is refused may go on as a held one.
     pub downgrades: u64,
+    /// A migration lets its guest go before its memory, or may.
+    pub postcopy: u64,
     /// How many moves are made at the hosts, without a planner.
     pub by_hand: u32,
     /// A migration waits at a gate for an operator.
@@ -161,6 +163,7 @@ impl Weather {
             skew_max: 0,
             held: 0,
             downgrades: 0,
+            postcopy: 0,
             by_hand: 0,
             gated: 0,
             blow_every: 0,
@@ -232,6 +235,9 @@ impl Weather {
             weather.channel_breaks = 0;
             weather.blows.retain(|blow| blow.spares_guests());
         }
+        // Drawn apart, so that all else stays what it was.
+        let mut apart = Dice::new(seed, "postcopy");
+        weather.postcopy = if apart.chance(500) { apart.between(200, 1_000) } else { 0 };
         weather.powers =
             if dice.chance(500) { u32::try_from(dice.between(1, 6)).unwrap_or(1) } else { 0 };
         weather

@@ -162,7 +162,7 @@ fn proof_words(row: &MigrationRow, handover: &Handover) -> String {
         )
     };
     let source = match &handover.source {
-        SourceWord::Completed(said) => word(said),
+        SourceWord::Completed(said) | SourceWord::Serves(said) => word(said),
         SourceWord::Gone(proof) => proof.to_string(),
     };
     let destination = row.migration.destination().map(ToString::to_string).unwrap_or_default();

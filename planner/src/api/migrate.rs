@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, Gates, Migration, Opening, Refusal, Terms,
+    AutoConverge, Downgrade, Event, Gates, Migration, NotConverging, Opening, Refusal, Terms,
 };
 use vmferry_proto::v1;
 use vmferry_types::{
@@ -205,6 +205,13 @@ impl Planner {
                 problem: format!("`{label}` is none of never, snapshot"),
             })?,
         };
+        let not_converging = match asked.not_converging.as_str() {
+            "" => defaults.not_converging,
+            label => NotConverging::from_label(label).ok_or_else(|| ApiError::Invalid {
+                field: "not_converging",
+                problem: format!("`{label}` is none of abort, postcopy"),
+            })?,
+        };
         Ok(Terms {
             asked_destination,
             hold_limit: or(asked.hold_limit_ms, defaults.hold_limit),
@@ -220,6 +227,7 @@ impl Planner {
             },
             gates: Gates::OPEN,
             downgrade,
+            not_converging,
         })
     }
 

@@ -285,7 +285,10 @@ impl Planner {
         let proof = match &ends.destination {
             Some(destination) => {
                 self.claim_half(ends, &destination.host, ends.generation).await?;
-                let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause: by_word() });
+                let destroy = Action::DestroyReceiver(v1::DestroyReceiver {
+                    cause: by_word(),
+                    source_gone: None,
+                });
                 self.ended(ends, &destination.host, destroy).await?
             }
             None => ends.nowhere_else(&source.host)?,
@@ -336,7 +339,7 @@ impl Planner {
                 ));
             }
             let kill = if continued(destination) {
-                Action::ReleaseSource(v1::ReleaseSource {})
+                Action::ReleaseSource(v1::ReleaseSource::default())
             } else {
                 Action::KillSource(v1::KillSource { cause: by_word() })
             };
@@ -375,7 +378,8 @@ impl Planner {
         }
         let cause = by_word;
         if let Some(half) = &ends.destination {
-            let destroy = Action::DestroyReceiver(v1::DestroyReceiver { cause: cause() });
+            let destroy =
+                Action::DestroyReceiver(v1::DestroyReceiver { cause: cause(), source_gone: None });
             self.ended(ends, &half.host, destroy).await?;
         }
         if let Some(half) = &ends.source {

@@ -1,6 +1,8 @@
 //! Effects as commands.
 
-use vmferry_planner_core::migration::{AutoConverge, Effect, Listener, Migration, Side};
+use vmferry_planner_core::migration::{
+    AutoConverge, Effect, Listener, Migration, NotConverging, Serves, Side, Takes,
+};
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_types::{Claim, HostId, Method, Step};
@@ -51,12 +53,25 @@ pub fn command(
         Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
         Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
-        Effect::ReleaseSource => Action::ReleaseSource(v1::ReleaseSource {}),
+        Effect::StartPostcopy => Action::StartPostcopy(v1::StartPostcopy {}),
+        Effect::RecoverReceiver => Action::RecoverReceiver(v1::RecoverReceiver {}),
+        Effect::ResumeTransfer { listener } => Action::ResumeTransfer(v1::ResumeTransfer {
+            listener: Some(listener_message(listener)),
+        }),
+        Effect::ReleaseSource { serves } => Action::ReleaseSource(v1::ReleaseSource {
+            serves_no_more: match serves {
+                Serves::NoMore => true,
+                Serves::Never => false,
+            },
+        }),
         Effect::CancelTransfer { cause } => {
             Action::CancelTransfer(v1::CancelTransfer { cause: cause.clone() })
         }
-        Effect::DestroyReceiver { cause } => {
-            Action::DestroyReceiver(v1::DestroyReceiver { cause: cause.clone() })
+        Effect::DestroyReceiver { cause, source_gone } => {
+            Action::DestroyReceiver(v1::DestroyReceiver {
+                cause: cause.clone(),
+                source_gone: source_gone.as_ref().map(gone_message),
+            })
         }
         Effect::ResumeSource { proof } => {
             Action::ResumeSource(v1::ResumeSource { receiver_gone: Some(gone_message(proof)) })
@@ -98,13 +113,37 @@ fn policy(migration: &Migration) -> v1::TransferPolicy {
     }
 }
 
+        postcopy: postcopy(migration).into(),
+    }
+}
+
+/// Says whether the ends are to be set up for a guest that goes before its memory.
+fn postcopy(migration: &Migration) -> v1::Postcopy {
+    match (migration.method, migration.terms.not_converging) {
+        (Method::Postcopy, _) => v1::Postcopy::Required,
+        (Method::Precopy, NotConverging::Postcopy) => v1::Postcopy::Allowed,
+        (Method::Precopy, NotConverging::Abort)
+        | (Method::Snapshot | Method::Cold | Method::DiskCopy, _) => v1::Postcopy::Off,
 fn listener_message(listener: &Listener) -> v1::Listener {
-    v1::Listener { address: listener.address.clone(), port: u32::from(listener.port) }
+    v1::Listener {
+        address: listener.address.clone(),
+        port: u32::from(listener.port),
+        postcopy: listener.takes != Takes::Precopy,
+        preempt: listener.takes == Takes::Preempt,
+        doorbell: u32::from(listener.doorbell),
+    }
 }
 
 /// Reads where a receiver listens; `None` if it says nothing that can be reached.
 #[must_use]
 pub fn listener(message: &v1::Listener) -> Option<Listener> {
     let port = u16::try_from(message.port).ok().filter(|port| *port != 0)?;
-    (!message.address.is_empty()).then(|| Listener { address: message.address.clone(), port })
+    let takes = match (message.postcopy, message.preempt) {
+        (false, _) => Takes::Precopy,
+        (true, false) => Takes::Postcopy,
+        (true, true) => Takes::Preempt,
+    };
+    let doorbell = u16::try_from(message.doorbell).unwrap_or(0);
+    let address = message.address.clone();
+    (!address.is_empty()).then_some(Listener { address, port, takes, doorbell })
 }

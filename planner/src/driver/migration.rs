@@ -471,7 +471,9 @@ impl<'a> Run<'a> {
         if self.pending.is_some() {
             return;
         }
-        let Some(effect) = self.row.migration.outstanding() else { return };
+        // A guest that is divided waits for each page: its channel comes first.
+        let mend = evidence::mend(&self.row.migration, sides);
+        let Some(effect) = mend.or_else(|| self.row.migration.outstanding()) else { return };
         let Some(end) = effect.side() else { return };
         let now = Instant::now();
         let answered = self.answered.as_ref().is_some_and(|(seq, answered, at)| {
@@ -548,7 +550,10 @@ impl<'a> Run<'a> {
                 | Effect::KillSource { .. }
                 | Effect::Commit
                 | Effect::ContinueDestination
-                | Effect::ReleaseSource
+                | Effect::StartPostcopy
+                | Effect::RecoverReceiver
+                | Effect::ResumeTransfer { .. }
+                | Effect::ReleaseSource { .. }
                 | Effect::CancelTransfer { .. }
                 | Effect::DestroyReceiver { .. }
                 | Effect::ResumeSource { .. },

@@ -9,6 +9,7 @@ use vmferry_planner_core::migration::{GoneProof, Process, ProofKind, Side};
 use vmferry_proto::v1;
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp, VmId};
 
+use super::command::listener;
 use super::side::SideView;
 use crate::clock;
 use crate::inventory::proof_of_death;
@@ -42,6 +43,9 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         transfer: transfer
             .map_or(TransferState::None, |transfer| TransferState::from_agent(&transfer.status)),
         transfer_error: transfer.map(|transfer| transfer.error.clone()).unwrap_or_default(),
+        passes: transfer.map_or(0, |transfer| transfer.passes),
+        diverges: transfer.map(|transfer| transfer.diverges.clone()).unwrap_or_default(),
+        waits_at: observation.waits_at.as_ref().filter(|_| ours).and_then(listener),
         handed: if ours && observation.handed { Handed::Yes } else { Handed::No },
         gave_up: (ours && observation.gave_up).then(|| observation.gave_up_cause.clone()),
         held: if ours && !observation.switched_off.is_empty() { Held::Yes } else { Held::No },

@@ -14,8 +14,8 @@ mod power;
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_planner_core::maintenance::PinsToSource;
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, Gates, GoneProof, Handover, Listener, Migration, Opening,
-    Process, ProofKind, Ran, SourceWord, Terms, Word,
+    AutoConverge, Downgrade, Event, Gates, GoneProof, Handover, Listener, Migration, NotConverging,
+    Opening, Process, ProofKind, Ran, SourceWord, Terms, Word,
 };
 use vmferry_types::{
     Bytes, BytesPerSec, Claim, Generation, HostId, Method, MigrationId, MilliCpu, Millis,
@@ -164,6 +164,7 @@ fn opened(of: u128, vm: &VmRow) -> Migration {
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
             downgrade: Downgrade::Never,
+            not_converging: NotConverging::Abort,
         },
         generation: vm.generation,
         deadline: Timestamp(u64::MAX),
@@ -221,7 +222,7 @@ pub(crate) async fn commit(store: &dyn Store, row: &MigrationRow, event: Event) 
 }
 
 pub(crate) fn armed() -> Event {
-    Event::ReceiverArmed { listener: Listener { address: "10.0.0.2".to_owned(), port: 49_152 } }
+    Event::ReceiverArmed { listener: Listener::new("10.0.0.2".to_owned(), 49_152) }
 }
 
 fn proof(at: &str) -> GoneProof {

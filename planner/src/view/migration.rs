@@ -1,7 +1,7 @@
 //! Migrations as users are shown them.
 
 use vmferry_planner_core::evidence::{Sides, Times};
-use vmferry_planner_core::migration::{Phase, Switchover};
+use vmferry_planner_core::migration::{Channel, Phase, Switchover};
 use vmferry_planner_core::progress::{Crossed, percent, user_state};
 use vmferry_planner_core::stuck::{Stuck, Trouble, stuck as core_stuck};
 use vmferry_proto::v1;
@@ -66,6 +66,7 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
     let crossed =
         Crossed { remaining: Bytes(transfer.bytes_remaining), total: Bytes(transfer.bytes_total) };
     let stuck = stuck(row, &live);
+    let diverged = migration.diverged.as_ref();
     let mut message = v1::Migration {
         id: migration.id.to_string(),
         vm_id: migration.vm.to_string(),
@@ -77,11 +78,15 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         downgraded_from: migration
             .refused_live()
             .map(|(from, _)| from.label().to_owned())
+            .or_else(|| diverged.map(|_| vmferry_types::Method::Precopy.label().to_owned()))
             .unwrap_or_default(),
         downgrade_cause: migration
             .refused_live()
             .map(|(_, cause)| cause.to_string())
+            .or_else(|| diverged.cloned())
             .unwrap_or_default(),
+        channel_breaks: migration.breaks,
+        channel_broken: migration.channel == Channel::Broken,
         state: user_state(&migration.phase).label().to_owned(),
         phase: migration.label().label().to_owned(),
         progress_percent: u32::from(percent(migration, crossed)),

@@ -51,9 +51,9 @@ async fn late(cluster: &mut Cluster<'_>) -> Result<Note> {
         ("a", older_claim(at(&left)), start()),
         ("a", older_claim(at(&left)), Action::OrderSwitchover(OrderSwitchover {})),
         ("b", older_claim(at(&arrived)), Action::ContinueDestination(ContinueDestination {})),
-        ("b", older_generation(at(&arrived)), Action::ReleaseSource(ReleaseSource {})),
+        ("b", older_generation(at(&arrived)), Action::ReleaseSource(ReleaseSource::default())),
         ("b", older_claim(at(&arrived)), Action::KillSource(KillSource { cause: "late".into() })),
-        ("b", first_step(at(&arrived)), Action::ReleaseSource(ReleaseSource {})),
+        ("b", first_step(at(&arrived)), Action::ReleaseSource(ReleaseSource::default())),
     ];
     for (host, fence, action) in attempts {
         expect_refused(cluster, host, fence, action).await?;

@@ -5,7 +5,8 @@ use vmferry_proto::v1::{
     ArmReceiver, CancelTransfer, CheckDestinationRequest, ClaimRequest, ContinueDestination,
     DescribeSourceRequest, DestroyReceiver, Disk, ExecuteRequest, Fence, ForgetVm,
     GetReportRequest, GoneProof, KillSource, Listener, Nic, ObserveRequest, OrderSwitchover,
-    ReleaseSource, ResumeSource, SourceDescription, StartTransfer, StartVm, StopVm, TransferPolicy,
+    RecoverReceiver, ReleaseSource, ResumeSource, ResumeTransfer, SourceDescription, StartPostcopy,
+    StartTransfer, StartVm, StopVm, TransferPolicy,
 };
 
 use super::dice::Dice;
@@ -130,7 +131,7 @@ fn execute(prey: &Prey, dice: &mut Dice) -> ExecuteRequest {
 
 fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
     let cause = noise::text(dice);
-    Some(match dice.below(13) {
+    Some(match dice.below(16) {
         0 => return None,
         1 => Action::StartVm(StartVm {
             definition: definition_of(vm_id, dice),
@@ -145,8 +146,11 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
             policy: Some(policy(dice)),
         }),
         4 => Action::StartTransfer(StartTransfer {
-            listener: (dice.below(4) > 0)
-                .then(|| Listener { address: noise::text(dice), port: noise::small(dice) }),
+            listener: (dice.below(4) > 0).then(|| Listener {
+                address: noise::text(dice),
+                port: noise::small(dice),
+                ..Listener::default()
+            }),
             policy: Some(policy(dice)),
         }),
         5 => Action::OrderSwitchover(OrderSwitchover {}),
@@ -159,10 +163,20 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
             }),
         }),
         8 => Action::ContinueDestination(ContinueDestination {}),
-        9 => Action::DestroyReceiver(DestroyReceiver { cause }),
-        10 => Action::ReleaseSource(ReleaseSource {}),
+        9 => Action::DestroyReceiver(DestroyReceiver { cause, source_gone: None }),
+        10 => Action::ReleaseSource(ReleaseSource::default()),
         11 => Action::KillSource(KillSource { cause }),
         _ => Action::ForgetVm(ForgetVm {}),
+        12 => Action::StartPostcopy(StartPostcopy {}),
+        13 => Action::RecoverReceiver(RecoverReceiver {}),
+        14 => Action::ResumeTransfer(ResumeTransfer {
+            listener: (dice.below(4) > 0).then(|| Listener {
+                address: noise::text(dice),
+                port: noise::small(dice),
+                doorbell: noise::small(dice),
+                ..Listener::default()
+            }),
+        }),
     })
 }
 
@@ -183,6 +197,7 @@ fn policy(dice: &mut Dice) -> TransferPolicy {
         stall_ms: noise::number(dice),
         switchover_ms: noise::number(dice),
     }
+        postcopy: noise::small(dice).cast_signed(),
 }
 
 fn source(prey: &Prey, dice: &mut Dice) -> SourceDescription {

@@ -5,7 +5,7 @@ use std::fmt;
 use vmferry_types::PhaseLabel;
 
 use crate::evidence::{Continued, Heard, Held, Knowledge, RunState, Seen, Sides, TransferState};
-use crate::migration::{Back, Effect, Migration, Phase, Side};
+use crate::migration::{Back, Effect, Guest, Migration, Phase, Side};
 
 /// Says why an effect has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Withheld {
     SourceRuns,
     /// The destination has not said that it has everything.
     DestinationIncomplete,
+    /// The last page has not arrived: the source serves it.
+    PagesMissing,
     /// The source's guest is to stand still while its memory crosses, and is not held.
     NotHeld,
 }
@@ -50,6 +52,7 @@ impl fmt::Display for Withheld {
             Self::DestinationIncomplete => {
                 f.write_str("the destination's word that it has everything")
             }
+            Self::PagesMissing => f.write_str("the last page to reach the destination"),
             Self::NotHeld => f.write_str("the source's word that its guest is held"),
         }
     }
@@ -83,9 +86,33 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
             if seen.run_state.has_run() || seen.ran_again() {
                 return Err(Withheld::SourceRuns);
             }
+            // What is left of a divided guest whose other half is proven gone.
+            if migration.label() == PhaseLabel::Failed {
+                return Ok(());
+            }
             let destination = answered(&sides.destination, Side::Destination)?;
             if complete(&destination) { Ok(()) } else { Err(Withheld::DestinationIncomplete) }
         }
+        // The source serves pages until the destination has said that it has the last.
+        Effect::ReleaseSource { .. } => match &migration.phase {
+            Phase::Attached { guest: Guest::Present, .. } if migration.is_served() => {
+                let destination = answered(&sides.destination, Side::Destination)?;
+                let whole = destination.gone.is_none()
+                    && destination.migration == Some(migration.id)
+                    && destination.transfer == TransferState::Completed;
+                if whole { Ok(()) } else { Err(Withheld::PagesMissing) }
+            }
+            Phase::Attached { .. }
+            | Phase::Queued { .. }
+            | Phase::Admitted { .. }
+            | Phase::Captured { .. }
+            | Phase::Restored { .. }
+            | Phase::Committed { .. }
+            | Phase::Done { .. }
+            | Phase::RollingBack { .. }
+            | Phase::Aborted { .. }
+            | Phase::Failed { .. } => Ok(()),
+        },
         // What is sent of a guest that was to stand still is sent only while it does.
         Effect::StartTransfer { .. } if migration.label() == PhaseLabel::Captured => {
             if seen.held == Held::Yes { Ok(()) } else { Err(Withheld::NotHeld) }
@@ -120,9 +147,11 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
         | Effect::ArmReceiver
         | Effect::HoldGuest
         | Effect::StartTransfer { .. }
+        | Effect::StartPostcopy
+        | Effect::RecoverReceiver
+        | Effect::ResumeTransfer { .. }
         | Effect::OrderSwitchover
         | Effect::ContinueDestination
-        | Effect::ReleaseSource
         | Effect::CancelTransfer { .. }
         | Effect::ResumeSource { .. } => Ok(()),
     }

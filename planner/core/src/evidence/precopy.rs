@@ -4,7 +4,7 @@
 //! One function a phase. Each asks first for what is proven gone, since that outranks all that a
 //! side said before it went.
 
-use vmferry_types::{Generation, Millis, Role};
+use vmferry_types::{Generation, Method, Millis, Role};
 
 use super::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
@@ -24,7 +24,10 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
     match &migration.phase {
         Phase::Queued { deadline, .. } => (times.now >= *deadline).then_some(Event::QueueExpired),
         Phase::Admitted { stage: Stage::Arming, .. } => reading.arming(),
-        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => reading.transferring(),
+        Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
+            reading.transferring().or_else(|| reading.postcopy_due())
+        }
+        Phase::Admitted { stage: Stage::Parting { .. }, .. } => reading.transferring(),
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => reading.recalling(),
         Phase::Admitted { stage: Stage::Clearing { .. }, .. } => {
             reading.source_lost().or_else(|| reading.receiver_cleared())
@@ -34,13 +37,25 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         Phase::Captured { switchover: Switchover::Withheld, .. } => {
             reading.withheld().or_else(|| reading.runs_though_held())
         }
+        Phase::Captured { switchover: Switchover::Ordered, .. }
+            if migration.method == Method::Postcopy =>
+        {
+            reading.dividing().or_else(|| reading.channel())
+        }
         Phase::Captured { switchover: Switchover::Ordered, .. } => {
             reading.switching().or_else(|| reading.overdue())
         }
         Phase::Captured { switchover: Switchover::Forward, .. } => reading.switching(),
-        Phase::Restored { proof, .. } => reading.restored(&proof.source),
-        Phase::Committed { generation, .. } => reading.committed(*generation),
-        Phase::Attached { guest, .. } => reading.attached(*guest),
+        Phase::Restored { proof, .. } => {
+            reading.restored(&proof.source).or_else(|| reading.channel())
+        }
+        Phase::Committed { generation, .. } => reading
+            .halved()
+            .or_else(|| reading.committed(*generation))
+            .or_else(|| reading.channel()),
+        Phase::Attached { guest, .. } => {
+            reading.halved().or_else(|| reading.attached(*guest)).or_else(|| reading.channel())
+        }
         Phase::RollingBack { back, generation, .. } => match back {
             Back::Cancelling => reading.cancelling(),
             Back::Clearing => reading.source_lost().or_else(|| reading.receiver_cleared()),
@@ -50,6 +65,7 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         },
         Phase::Failed { cleanup: Cleanup::Receiver, .. } => reading.receiver_cleared(),
         Phase::Failed { cleanup: Cleanup::Source, .. } => reading.source_released(),
+        Phase::Failed { cleanup: Cleanup::Half, .. } => reading.half_cleared(),
         Phase::Failed { cleanup: Cleanup::Nothing | Cleanup::Undecided, .. }
         | Phase::Done { .. }
         | Phase::Aborted { .. } => None,
@@ -57,26 +73,26 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
 }
 
 #[derive(Clone, Copy)]
-struct Reading<'a> {
-    migration: &'a Migration,
-    sides: &'a Sides,
+pub(super) struct Reading<'a> {
+    pub(super) migration: &'a Migration,
+    pub(super) sides: &'a Sides,
     times: Times,
 }
 
 /// Reading single facts.
 impl<'a> Reading<'a> {
     /// The source's answer to this driver.
-    fn source(self) -> Option<&'a Seen> {
+    pub(super) fn source(self) -> Option<&'a Seen> {
         self.sides.source.as_ref().filter(|seen| seen.claim == self.sides.claim)
     }
 
     /// The destination's answer to this driver.
-    fn destination(self) -> Option<&'a Seen> {
+    pub(super) fn destination(self) -> Option<&'a Seen> {
         self.sides.destination.as_ref().filter(|seen| seen.claim == self.sides.claim)
     }
 
     /// A side whose QEMU answers, and whose journal speaks of this migration.
-    fn speaking(self, seen: Option<&'a Seen>) -> Option<&'a Seen> {
+    pub(super) fn speaking(self, seen: Option<&'a Seen>) -> Option<&'a Seen> {
         seen.filter(|seen| {
             seen.knowledge == Knowledge::Known
                 && seen.gone.is_none()
@@ -85,18 +101,18 @@ impl<'a> Reading<'a> {
     }
 
     /// That the source's QEMU is gone. Silence never shows it.
-    fn source_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+    pub(super) fn source_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
         proven_gone(self.source()?).filter(|(_, proof)| proof.host == self.migration.source)
     }
 
     /// That there is no QEMU of this migration at the destination, of whichever attempt.
-    fn nothing_there(self) -> Option<(&'a Seen, &'a GoneProof)> {
+    pub(super) fn nothing_there(self) -> Option<(&'a Seen, &'a GoneProof)> {
         proven_gone(self.destination()?)
             .filter(|(_, proof)| Some(&proof.host) == self.migration.destination())
     }
 
     /// That the destination's QEMU of this attempt is gone.
-    fn destination_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
+    pub(super) fn destination_proof(self) -> Option<(&'a Seen, &'a GoneProof)> {
         self.nothing_there().filter(|(_, proof)| !self.migration.is_of_the_attempt_before(proof))
     }
 
@@ -111,7 +127,7 @@ impl<'a> Reading<'a> {
     }
 
     /// The receiver said that it will never have everything.
-    fn receiver_failed(self) -> bool {
+    pub(super) fn receiver_failed(self) -> bool {
         self.speaking(self.destination()).is_some_and(|seen| seen.transfer == TransferState::Failed)
     }
 
@@ -119,7 +135,7 @@ impl<'a> Reading<'a> {
         self.times.now.since(self.times.entered)
     }
 
-    fn switchover_overdue(self) -> bool {
+    pub(super) fn switchover_overdue(self) -> bool {
         self.elapsed() > self.migration.terms.switchover_limit
     }
 }
@@ -138,7 +154,7 @@ impl Reading<'_> {
     }
 
     /// The source is gone after it was ordered: all depends on the receiver, which has to say so.
-    fn source_gone(self) -> Option<Event> {
+    pub(super) fn source_gone(self) -> Option<Event> {
         let (seen, proof) = self.source_proof()?;
         // A guest that went on here after the transfer is past what the receiver has: to continue
         // that would undo what the guest has written since.
@@ -165,6 +181,8 @@ impl Reading<'_> {
         // What it said before it fell silent may be from before the last of it arrived.
         let seen = self.speaking(self.destination()).filter(|seen| seen.heard == Heard::Now)?;
         let waiting = match seen.transfer {
+            // Its channel ended with what had arrived, and nobody opens another one.
+            TransferState::PostcopyPaused => return Some(Receiver::Incomplete),
             TransferState::None | TransferState::Setup | TransferState::Active => true,
             TransferState::PreSwitchover
             | TransferState::Device
@@ -174,14 +192,15 @@ impl Reading<'_> {
             | TransferState::Failed
             | TransferState::WaitUnplug
             | TransferState::PostcopyActive
-            | TransferState::PostcopyPaused
+            | TransferState::PostcopyRecoverSetup
+            | TransferState::PostcopyRecover
             | TransferState::Unknown => false,
         };
         (waiting && self.switchover_overdue()).then_some(Receiver::Incomplete)
     }
 
     /// The receiver is gone before ownership moved: it was never to run.
-    fn receiver_gone(self) -> Option<Event> {
+    pub(super) fn receiver_gone(self) -> Option<Event> {
         self.destination_proof().map(|(seen, proof)| gone_before_commit(seen, proof))
     }
 
@@ -193,7 +212,7 @@ impl Reading<'_> {
     }
 
     /// QEMU gave the transfer up, on either side. The reason is mostly the destination's to tell.
-    fn transfer_failed(self) -> Option<Event> {
+    pub(super) fn transfer_failed(self) -> Option<Event> {
         let source = self.speaking(self.source());
         let destination = self.speaking(self.destination());
         let ended = source.is_some_and(|seen| {
@@ -223,7 +242,7 @@ impl Reading<'_> {
     }
 
     /// The source took it back before the order reached it.
-    fn gave_up(self) -> Option<Event> {
+    pub(super) fn gave_up(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
         let error = seen.gave_up.clone().filter(|_| seen.handed == Handed::No)?;
         Some(Event::SourceGaveUp { error, stood: self.stood() })
@@ -293,6 +312,8 @@ impl Reading<'_> {
             | TransferState::WaitUnplug
             | TransferState::PostcopyActive
             | TransferState::PostcopyPaused
+            | TransferState::PostcopyRecoverSetup
+            | TransferState::PostcopyRecover
             | TransferState::Unknown => false,
         })
     }
@@ -364,7 +385,7 @@ impl Reading<'_> {
     }
 
     /// The source resumed by itself: the channel broke before it had everything acknowledged.
-    fn runs_again(self) -> Option<Event> {
+    pub(super) fn runs_again(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
         // Not handed, it may merely be an answer from before it stopped.
         let runs = seen.handed == Handed::Yes && (seen.run_state.has_run() || seen.ran_again());
@@ -375,7 +396,7 @@ impl Reading<'_> {
         runs.then_some(Event::SourceRunsAgain { error })
     }
 
-    fn both_complete(self) -> Option<Event> {
+    pub(super) fn both_complete(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
         let sent = seen.transfer == TransferState::Completed
             && seen.run_state == RunState::PostMigrate
@@ -416,6 +437,7 @@ impl Reading<'_> {
                 .or_else(|| self.receiver_gone().filter(|_| self.source_proof().is_none()))
                 .or_else(|| self.runs_again()),
             SourceWord::Gone(_) => self.receiver_gone(),
+            SourceWord::Serves(_) => self.restored_divided(),
         }
     }
 
@@ -513,7 +535,7 @@ fn proven_gone(seen: &Seen) -> Option<(&Seen, &GoneProof)> {
 }
 
 /// Says whether no agent is left that could acknowledge, or say anything else.
-const fn cleared(proof: &GoneProof) -> bool {
+pub(super) const fn cleared(proof: &GoneProof) -> bool {
     match proof.kind {
         ProofKind::HostDeclaredDead => true,
         ProofKind::ExitRecord
@@ -551,7 +573,7 @@ fn ran_owned(seen: &Seen, proof: &GoneProof) -> Ran {
 }
 
 /// Returns what a side says as it is kept in a proof.
-fn word(seen: &Seen) -> Option<Word> {
+pub(super) fn word(seen: &Seen) -> Option<Word> {
     let process = seen.process.clone()?;
     Some(Word { process, transfer: seen.transfer, run_state: seen.run_state, at: seen.at })
 }

@@ -2,7 +2,7 @@
 
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
 
-use crate::migration::{GoneProof, Process};
+use crate::migration::{GoneProof, Listener, Process};
 
 /// How far an agent's word on a VM reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +127,10 @@ qemu_words! {
         PostcopyActive = "postcopy-active",
         /// The same, and the channel is broken.
         PostcopyPaused = "postcopy-paused",
+        /// The source connects anew.
+        PostcopyRecoverSetup = "postcopy-recover-setup",
+        /// Both halves tell each other what has arrived.
+        PostcopyRecover = "postcopy-recover",
     }
 }
 
@@ -151,6 +155,30 @@ impl TransferState {
             | Self::WaitUnplug
             | Self::PostcopyActive
             | Self::PostcopyPaused
+            | Self::PostcopyRecoverSetup
+            | Self::PostcopyRecover
+            | Self::Unknown => false,
+        }
+    }
+
+    /// Says whether the guest went first and its memory follows: QEMU takes nothing back any more.
+    #[must_use]
+    pub const fn is_divided(self) -> bool {
+        match self {
+            Self::PostcopyActive
+            | Self::PostcopyPaused
+            | Self::PostcopyRecoverSetup
+            | Self::PostcopyRecover => true,
+            Self::None
+            | Self::Setup
+            | Self::Active
+            | Self::PreSwitchover
+            | Self::Device
+            | Self::Cancelling
+            | Self::Cancelled
+            | Self::Completed
+            | Self::Failed
+            | Self::WaitUnplug
             | Self::Unknown => false,
         }
     }
@@ -234,6 +262,12 @@ pub struct Seen {
     pub transfer: TransferState,
     /// QEMU's error text, to be shown.
     pub transfer_error: String,
+    /// How often it has gone over the guest's memory, the present pass included.
+    pub passes: u64,
+    /// Why the transfer will not converge, as its agent sees it; empty if it may.
+    pub diverges: String,
+    /// Where the destination's half of a divided guest waits for the other. `None` if it does not.
+    pub waits_at: Option<Listener>,
     /// Whether the order is journalled.
     pub handed: Handed,
     /// Why it took the transfer back, journalled. `None` if it did not.
@@ -273,6 +307,9 @@ impl Seen {
             run_state: RunState::Unknown,
             transfer: TransferState::Unknown,
             transfer_error: String::new(),
+            passes: 0,
+            diverges: String::new(),
+            waits_at: None,
             handed: Handed::No,
             gave_up: None,
             held: Held::No,

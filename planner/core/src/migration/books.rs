@@ -70,6 +70,15 @@ impl Migration {
             Phase::Failed { owner, generation, cause: Cause::Overtaken { .. }, .. } => {
                 over(owner, *generation, None)
             }
+            // Both hosts have half of it.
+            Phase::Failed {
+                destination,
+                owner,
+                generation,
+                cause: Cause::Severed { .. },
+                cleanup: Cleanup::Receiver,
+                ..
+            } => self.lost(owner, *generation, (destination, Cleanup::Half)),
             Phase::Failed { destination, owner, generation, cleanup, .. } => {
                 self.lost(owner, *generation, (destination, *cleanup))
             }
@@ -104,6 +113,7 @@ impl Migration {
             Cleanup::Source => {
                 Books { power: lost, reserved: BTreeSet::from([self.source.clone()]), ..held }
             }
+            Cleanup::Half => Books { power: lost, ..held },
             Cleanup::Undecided => held,
         }
     }

@@ -73,6 +73,11 @@ pub enum Cause {
         /// How it is known.
         proof: GoneProof,
     },
+    /// The guest was divided over two QEMUs, and what one of them had can reach the other no more.
+    Severed {
+        /// Why not.
+        error: String,
+    },
     /// The guest went on at the destination, and its QEMU there is gone.
     GuestCrashed {
         /// How it is known.
@@ -110,6 +115,7 @@ impl Cause {
             Self::ReceiverLost { .. } => "receiver_lost",
             Self::GuestPoweredOff { .. } => "guest_powered_off",
             Self::GuestLost { .. } => "guest_lost",
+            Self::Severed { .. } => "postcopy_lost",
             Self::GuestCrashed { .. } => "guest_crashed",
             Self::RanUncommitted { .. } => "ran_uncommitted",
             Self::Overtaken { .. } => "overtaken",
@@ -145,6 +151,9 @@ impl fmt::Display for Cause {
             Self::ReceiverLost { proof } => write!(f, "the receiver was lost: {proof}"),
             Self::GuestPoweredOff { proof } => write!(f, "the guest powered off: {proof}"),
             Self::GuestLost { proof } => write!(f, "the guest was lost: {proof}"),
+            Self::Severed { error } => {
+                write!(f, "the guest was divided over two hosts, and one half is lost: {error}")
+            }
             Self::GuestCrashed { proof } => {
                 write!(f, "the guest went on at the destination and crashed there: {proof}")
             }

@@ -45,11 +45,18 @@ pub fn check_step(before: &Migration, after: &Migration) -> Vec<Breach> {
     if (old.host != new.host) != (new.generation > old.generation) {
         breaches.push(Breach::Ownership);
     }
-    let kept = before.method == after.method && before.downgraded == after.downgraded;
+    let kept = before.method == after.method
+        && before.downgraded == after.downgraded
+        && before.diverged == after.diverged;
+    let parted = before.method == Method::Precopy
+        && after.method == Method::Postcopy
+        && before.diverged.is_none()
+        && after.diverged.is_some()
+        && before.downgraded == after.downgraded;
     let turned = before.downgraded.is_none()
         && after.downgraded.as_ref().is_some_and(|of| of.from == before.method)
         && after.method == Method::Snapshot;
-    if !kept && !turned {
+    if !kept && !turned && !parted {
         breaches.push(Breach::Method);
     }
     // Where a human has to say how it ends, it has not ended.

@@ -8,7 +8,7 @@
 use vmferry_types::{Method, PhaseLabel};
 
 use super::event::{Event, Stood};
-use super::{Cause, Downgrade, GoneProof, Migration, Phase, Process, Stage};
+use super::{Blocker, Cause, Downgrade, GoneProof, Migration, Phase, Process, Stage};
 
 /// The live attempt that a held one came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +50,18 @@ impl Migration {
     /// Says whether a transfer that was given up is tried again with the guest held.
     pub(super) fn may_hold_instead(&self, stood: Stood) -> bool {
         let live = match self.method {
-            Method::Precopy => true,
-            Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => false,
+            Method::Precopy | Method::Postcopy => true,
+            Method::Snapshot | Method::Cold | Method::DiskCopy => false,
         };
         live && self.terms.downgrade == Downgrade::Snapshot && stood == Stood::No
+    }
+
+    /// Says whether what refused this move refuses postcopy only, so that a held one may go instead.
+    pub(super) fn refuses_postcopy(&self, blockers: &[Blocker]) -> bool {
+        self.method == Method::Postcopy
+            && self.terms.downgrade == Downgrade::Snapshot
+            && !blockers.is_empty()
+            && blockers.iter().all(|blocker| blocker.code.starts_with("postcopy_"))
     }
 
     /// Returns what is kept of the live attempt once `event` has ended it.

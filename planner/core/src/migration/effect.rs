@@ -1,6 +1,9 @@
 //! What the world is still owed, as a function of the phase alone (rule R7).
 
+use vmferry_types::Method;
+
 use super::Migration;
+use super::cause::Cause;
 use super::phase::{Back, Cleanup, Listener, Phase, Stage, Switchover};
 use super::proof::GoneProof;
 use super::terms::Gate;
@@ -42,6 +45,15 @@ pub enum Effect {
         /// Where the receiver listens.
         listener: Listener,
     },
+    /// Stop the guest at the source, durably, and let it go before its memory.
+    StartPostcopy,
+    /// Make the destination's half of a divided guest wait for the other to come back.
+    RecoverReceiver,
+    /// Let the source go on serving what has not arrived.
+    ResumeTransfer {
+        /// Where the destination's half waits.
+        listener: Listener,
+    },
     /// Tell the source to send its last.
     OrderSwitchover,
     /// End the source's silent QEMU: it was decided forward.
@@ -54,7 +66,10 @@ pub enum Effect {
     /// Let the guest go on at the destination.
     ContinueDestination,
     /// End the source's QEMU, whose guest goes on elsewhere.
-    ReleaseSource,
+    ReleaseSource {
+        /// Whether it has served memory.
+        serves: Serves,
+    },
     /// Take the transfer back at the source, which was never ordered, and let go on what was held.
     CancelTransfer {
         /// Why, for its journal.
@@ -64,12 +79,23 @@ pub enum Effect {
     DestroyReceiver {
         /// Why, for its journal.
         cause: String,
+        /// That the source of a divided guest is gone, and what its receiver lacks with it.
+        source_gone: Option<GoneProof>,
     },
     /// Let the guest go on at the source.
     ResumeSource {
         /// That the receiver is gone.
         proof: GoneProof,
     },
+}
+
+/// Whether a source has served memory to a guest that went before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// It did not.
+    Never,
+    /// It did, and nobody needs it any more.
+    NoMore,
 }
 
 impl Effect {
@@ -81,11 +107,14 @@ impl Effect {
             Self::ArmReceiver => "arm_receiver",
             Self::HoldGuest => "hold_guest",
             Self::StartTransfer { .. } => "start_transfer",
+            Self::StartPostcopy => "start_postcopy",
+            Self::RecoverReceiver => "recover_receiver",
+            Self::ResumeTransfer { .. } => "resume_transfer",
             Self::OrderSwitchover => "order_switchover",
             Self::KillSource { .. } => "kill_source",
             Self::Commit => "commit",
             Self::ContinueDestination => "continue_destination",
-            Self::ReleaseSource => "release_source",
+            Self::ReleaseSource { .. } => "release_source",
             Self::CancelTransfer { .. } => "cancel_transfer",
             Self::DestroyReceiver { .. } => "destroy_receiver",
             Self::ResumeSource { .. } => "resume_source",
@@ -97,14 +126,17 @@ impl Effect {
     pub const fn side(&self) -> Option<Side> {
         match self {
             Self::TryAdmit | Self::Commit => None,
-            Self::ArmReceiver | Self::ContinueDestination | Self::DestroyReceiver { .. } => {
-                Some(Side::Destination)
-            }
+            Self::ArmReceiver
+            | Self::RecoverReceiver
+            | Self::ContinueDestination
+            | Self::DestroyReceiver { .. } => Some(Side::Destination),
             Self::HoldGuest
             | Self::StartTransfer { .. }
+            | Self::StartPostcopy
+            | Self::ResumeTransfer { .. }
             | Self::OrderSwitchover
             | Self::KillSource { .. }
-            | Self::ReleaseSource
+            | Self::ReleaseSource { .. }
             | Self::CancelTransfer { .. }
             | Self::ResumeSource { .. } => Some(Side::Source),
         }
@@ -130,13 +162,18 @@ impl Migration {
             | Phase::Failed { .. } => false,
         };
         let begins = match effect {
-            Effect::ArmReceiver | Effect::HoldGuest | Effect::StartTransfer { .. } => true,
+            Effect::ArmReceiver
+            | Effect::HoldGuest
+            | Effect::StartTransfer { .. }
+            | Effect::StartPostcopy => true,
             Effect::TryAdmit
             | Effect::OrderSwitchover
+            | Effect::RecoverReceiver
+            | Effect::ResumeTransfer { .. }
             | Effect::KillSource { .. }
             | Effect::Commit
             | Effect::ContinueDestination
-            | Effect::ReleaseSource
+            | Effect::ReleaseSource { .. }
             | Effect::CancelTransfer { .. }
             | Effect::DestroyReceiver { .. }
             | Effect::ResumeSource { .. } => false,
@@ -156,12 +193,11 @@ impl Migration {
             Phase::Admitted { stage: Stage::Transferring { listener }, .. } => {
                 Some(Effect::StartTransfer { listener: listener.clone() })
             }
+            Phase::Admitted { stage: Stage::Parting { .. }, .. } => Some(Effect::StartPostcopy),
             Phase::Admitted { stage: Stage::Recalling { cause }, .. } => {
                 Some(Effect::CancelTransfer { cause: cause.to_string() })
             }
-            Phase::Admitted { stage: Stage::Clearing { cause }, .. } => {
-                Some(Effect::DestroyReceiver { cause: cause.to_string() })
-            }
+            Phase::Admitted { stage: Stage::Clearing { cause }, .. } => Some(destroy(cause)),
             Phase::Admitted { stage: Stage::Holding { .. }, .. } => Some(Effect::HoldGuest),
             Phase::Captured { switchover, .. } => match switchover {
                 Switchover::Held { listener } => {
@@ -178,20 +214,38 @@ impl Migration {
                 Gate::Closed => None,
             },
             Phase::Committed { .. } => Some(Effect::ContinueDestination),
-            Phase::Attached { .. } => Some(Effect::ReleaseSource),
+            Phase::Attached { .. } => Some(self.release()),
             Phase::RollingBack { back, cause, .. } => Some(match back {
                 Back::Cancelling => Effect::CancelTransfer { cause: cause.to_string() },
-                Back::Clearing | Back::Undoing | Back::PoweredOff => {
-                    Effect::DestroyReceiver { cause: cause.to_string() }
-                }
+                Back::Clearing | Back::Undoing | Back::PoweredOff => destroy(cause),
                 Back::Resuming { gone } => Effect::ResumeSource { proof: gone.clone() },
             }),
-            Phase::Failed { cleanup, cause, .. } => match cleanup {
-                Cleanup::Nothing | Cleanup::Undecided => None,
-                Cleanup::Receiver => Some(Effect::DestroyReceiver { cause: cause.to_string() }),
-                Cleanup::Source => Some(Effect::ReleaseSource),
+            Phase::Failed { cleanup, cause, owner, .. } => match (cleanup, cause) {
+                (Cleanup::Nothing | Cleanup::Undecided, _) => None,
+                (Cleanup::Half, Cause::GuestLost { proof }) => Some(Effect::DestroyReceiver {
+                    cause: cause.to_string(),
+                    source_gone: Some(proof.clone()),
+                }),
+                (Cleanup::Receiver | Cleanup::Half, _) => Some(destroy(cause)),
+                // No newer generation was given out that could release it.
+                (Cleanup::Source, Cause::Severed { .. }) if *owner == self.source => {
+                    Some(Effect::KillSource { cause: cause.to_string() })
+                }
+                (Cleanup::Source, _) => Some(self.release()),
             },
             Phase::Done { .. } | Phase::Aborted { .. } => None,
         }
     }
+
+    fn release(&self) -> Effect {
+        let serves = match self.method {
+            Method::Postcopy => Serves::NoMore,
+            Method::Precopy | Method::Snapshot | Method::Cold | Method::DiskCopy => Serves::Never,
+        };
+        Effect::ReleaseSource { serves }
+    }
+}
+
+fn destroy(cause: &Cause) -> Effect {
+    Effect::DestroyReceiver { cause: cause.to_string(), source_gone: None }
 }

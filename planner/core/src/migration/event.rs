@@ -167,6 +167,21 @@ pub enum Event {
         #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
         known: Generation,
     },
+    /// The guest is to go first, and its memory to follow: its first pass is over, or a precopy that
+    /// may be turned to that does not converge.
+    PostcopyDue {
+        /// Why a precopy is turned. `None` if postcopy was asked for.
+        verdict: Option<String>,
+    },
+    /// The guest is divided over two QEMUs, and what one of them had can reach the other no more.
+    Severed {
+        /// Why not.
+        error: String,
+    },
+    /// Both halves of a divided guest say that the channel between them is broken.
+    ChannelBroke,
+    /// Both go on: nothing had to be sent anew that had arrived.
+    ChannelMended,
     /// A human has looked and says which side's guest is the right one.
     Resolved {
         /// Which.
@@ -217,6 +232,10 @@ impl Event {
             Self::SourceReleased { .. } => "source_released",
             Self::SourceContinued => "source_continued",
             Self::Overtaken { .. } => "overtaken",
+            Self::PostcopyDue { .. } => "postcopy_due",
+            Self::Severed { .. } => "severed",
+            Self::ChannelBroke => "channel_broke",
+            Self::ChannelMended => "channel_mended",
             Self::Resolved { .. } => "resolved",
         }
     }

@@ -13,6 +13,38 @@ pub struct Listener {
     pub address: String,
     /// The port.
     pub port: u16,
+    /// What it can take.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub takes: Takes,
+    /// A port beside it where anybody may knock to see whether there is a way: nobody may at the
+    /// other. Zero if there is none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub doorbell: u16,
+}
+
+impl Listener {
+    /// A receiver that takes a guest whose memory has all arrived.
+    #[must_use]
+    pub const fn new(address: String, port: u16) -> Self {
+        Self { address, port, takes: Takes::Precopy, doorbell: 0 }
+    }
+}
+
+/// What a receiver can take, since both ends were set up for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Takes {
+    /// A guest whose memory has all arrived.
+    #[default]
+    Precopy,
+    /// Also one whose memory follows.
+    Postcopy,
+    /// The same, and what its guest waits for comes on a channel of its own.
+    Preempt,
 }
 
 /// Since when, and why, a migration waits for room.
@@ -38,6 +70,12 @@ pub enum Stage {
     Arming,
     /// Memory crosses while the guest runs on the source.
     Transferring {
+        /// Where the receiver listens.
+        listener: Listener,
+    },
+    /// The same, and it was decided that the guest goes before its memory: the source has to stop it
+    /// and to turn its transfer to postcopy.
+    Parting {
         /// Where the receiver listens.
         listener: Listener,
     },
@@ -133,6 +171,8 @@ pub enum Cleanup {
     Receiver,
     /// The source's QEMU, whose guest went on elsewhere.
     Source,
+    /// The destination's QEMU, whose guest lacks what the source's had, and then what is left of that.
+    Half,
     /// Neither side's guest is known to be the right one: a human has to say. Nothing is touched.
     Undecided,
 }

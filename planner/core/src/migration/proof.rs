@@ -113,6 +113,8 @@ pub enum SourceWord {
     Completed(Word),
     /// It is proven gone: there is no way back.
     Gone(GoneProof),
+    /// It stands still and serves the memory that has not arrived yet: there is no way back.
+    Serves(Word),
 }
 
 /// Why ownership may move: what both QEMUs said.

@@ -6,8 +6,8 @@ use vmferry_types::{
 
 use super::{
     AutoConverge, Back, Blocked, Cause, Cleanup, Downgrade, Downgraded, Event, Gates, GoneProof,
-    Guest, Handover, Keep, Listener, Migration, Opening, Phase, Process, ProofKind, Ran, Receiver,
-    SourceWord, Stage, Stood, Switchover, Terms, Word,
+    Guest, Handover, Keep, Listener, Migration, NotConverging, Opening, Phase, Process, ProofKind,
+    Ran, Receiver, SourceWord, Stage, Stood, Switchover, Takes, Terms, Word,
 };
 use crate::evidence::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
@@ -34,6 +34,7 @@ pub(crate) fn terms() -> Terms {
         auto_converge: AutoConverge::Off,
         gates: Gates::OPEN,
         downgrade: Downgrade::Never,
+        not_converging: NotConverging::Abort,
     }
 }
 
@@ -72,12 +73,59 @@ pub(crate) fn arming() -> Migration {
 }
 
 pub(crate) fn listener() -> Listener {
-    Listener { address: "10.0.0.2".into(), port: 49_152 }
+    Listener::new("10.0.0.2".into(), 49_152)
 }
 
 pub(crate) fn transferring() -> Migration {
     let stage = Stage::Transferring { listener: listener() };
     in_phase(Phase::Admitted { destination: host("b"), stage })
+}
+
+/// The same row, of a guest that goes before its memory.
+pub(crate) fn postcopy(row: Migration) -> Migration {
+    Migration { method: Method::Postcopy, ..row }
+}
+
+/// A receiver that can take a guest whose memory follows.
+pub(crate) fn listener_post() -> Listener {
+    Listener { takes: Takes::Preempt, ..listener() }
+}
+
+pub(crate) fn parting() -> Migration {
+    let stage = Stage::Parting { listener: listener_post() };
+    postcopy(in_phase(Phase::Admitted { destination: host("b"), stage }))
+}
+
+fn word_divided(run_state: RunState) -> Word {
+    Word { transfer: TransferState::PostcopyActive, ..word(run_state) }
+}
+
+pub(crate) fn handover_divided() -> Handover {
+    Handover {
+        source: SourceWord::Serves(word_divided(RunState::FinishMigrate)),
+        destination: word_divided(RunState::Paused),
+    }
+}
+
+pub(crate) fn restored_divided() -> Migration {
+    postcopy(restored(handover_divided()))
+}
+
+pub(crate) fn attached_divided() -> Migration {
+    let (destination, generation) = (host("b"), GENERATION.next());
+    let proof = handover_divided();
+    postcopy(in_phase(Phase::Attached { destination, proof, generation, guest: Guest::Present }))
+}
+
+pub(crate) fn severed(cleanup: Cleanup) -> Migration {
+    postcopy(in_phase(Phase::Failed {
+        destination: host("b"),
+        owner: host("a"),
+        generation: GENERATION,
+        cause: Cause::Severed { error: "QEMU on host b is gone".into() },
+        first: None,
+        cleanup,
+    }))
 }
 
 fn refused() -> Cause {
@@ -225,6 +273,8 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("arming", arming()),
         ("transferring", transferring()),
         ("transferring +", Migration { terms: lenient(), ..transferring() }),
+        ("transferring p", postcopy(transferring())),
+        ("parting", parting()),
         ("recalling", recalling()),
         ("clearing live", clearing_live()),
         ("arming again", arming_again()),
@@ -232,13 +282,18 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("held", held()),
         ("withheld", captured(Switchover::Withheld)),
         ("ordered", captured(Switchover::Ordered)),
+        ("ordered post", postcopy(captured(Switchover::Ordered))),
         ("forward", captured(Switchover::Forward)),
         ("restored", restored(handover())),
         ("restored alone", restored(handover_alone())),
+        ("restored post", postcopy(restored(handover()))),
+        ("restored div.", restored_divided()),
         ("committed", committed(handover())),
         ("committed alone", committed(handover_alone())),
+        ("committed div.", postcopy(committed(handover_divided()))),
         ("attached", attached(Guest::Present)),
         ("attached off", attached(Guest::PoweredOff)),
+        ("attached div.", attached_divided()),
         ("done", done()),
         ("cancelling", rolling_back(Back::Cancelling)),
         ("clearing", rolling_back(Back::Clearing)),
@@ -249,7 +304,10 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("failed", failed(Cleanup::Nothing)),
         ("failed +receiver", failed(Cleanup::Receiver)),
         ("failed +source", failed(Cleanup::Source)),
+        ("failed +half", postcopy(failed(Cleanup::Half))),
         ("failed +human", failed(Cleanup::Undecided)),
+        ("severed +rcv", severed(Cleanup::Receiver)),
+        ("severed +src", severed(Cleanup::Source)),
     ]
 }
 
@@ -282,6 +340,11 @@ pub(crate) fn events() -> Vec<(&'static str, Event)> {
         ("dst runs", Event::DestinationRuns),
         ("released", Event::SourceReleased { proof: gone("a") }),
         ("src runs", Event::SourceContinued),
+        ("due", Event::PostcopyDue { verdict: None }),
+        ("diverges", Event::PostcopyDue { verdict: Some("too fast".into()) }),
+        ("severed", Event::Severed { error: error() }),
+        ("broke", Event::ChannelBroke),
+        ("mended", Event::ChannelMended),
         ("keep src", Event::Resolved { keep: Keep::Source }),
         ("keep none", Event::Resolved { keep: Keep::Neither }),
     ]
@@ -307,6 +370,9 @@ pub(crate) fn source_seen() -> Seen {
         run_state: RunState::Running,
         transfer: TransferState::Active,
         transfer_error: String::new(),
+        passes: 1,
+        diverges: String::new(),
+        waits_at: None,
         handed: Handed::No,
         gave_up: None,
         held: Held::No,

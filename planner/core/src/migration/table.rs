@@ -4,12 +4,13 @@
 //! The table as a reviewer reads it is printed by the test `the_table_is_as_reviewed`.
 
 mod back;
+mod divided;
 mod end;
 mod forward;
 mod held;
 mod recall;
 
-use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
+use super::{Back, Channel, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
 
 /// Returns the phase after `event`.
 pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusal> {
@@ -17,12 +18,20 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
     if let Event::Overtaken { host, known } = event {
         return end::overtaken(at, host, *known);
     }
+    match event {
+        Event::PostcopyDue { .. } => return divided::due(at),
+        Event::Severed { error } => return divided::severed(at, error),
+        Event::ChannelBroke => return divided::channel(at, Channel::Broken),
+        Event::ChannelMended => return divided::channel(at, Channel::Whole),
+        _any_other => {}
+    }
     match &migration.phase {
         Phase::Queued { blocked, deadline } => forward::queued(at, blocked.as_ref(), *deadline),
         Phase::Admitted { destination, stage: Stage::Arming } => forward::arming(at, destination),
-        Phase::Admitted { destination, stage: Stage::Transferring { .. } } => {
-            forward::transferring(at, destination)
-        }
+        Phase::Admitted {
+            destination,
+            stage: Stage::Transferring { .. } | Stage::Parting { .. },
+        } => forward::transferring(at, destination),
         Phase::Admitted { destination, stage: Stage::Recalling { cause } } => {
             recall::recalling(at, destination, cause)
         }
@@ -47,6 +56,7 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
         Phase::Restored { destination, proof } => match &proof.source {
             SourceWord::Completed(_) => forward::restored(at, destination, proof),
             SourceWord::Gone(_) => forward::restored_alone(at, destination, proof),
+            SourceWord::Serves(_) => divided::restored(at, destination, proof),
         },
         Phase::Committed { destination, proof, generation } => {
             end::committed(at, destination, proof, *generation)

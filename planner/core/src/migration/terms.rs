@@ -34,6 +34,41 @@ pub struct Terms {
     /// What may be done if the live transfer is refused. Rows of before it was asked for say no.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgrade: Downgrade,
+    /// What is done if a precopy does not converge. Rows of before it was asked for let it run out.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub not_converging: NotConverging,
+}
+
+/// What is done if a precopy does not converge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum NotConverging {
+    /// It goes on until its time limit, and is taken back then.
+    #[default]
+    Abort,
+    /// It is turned to postcopy, if both ends can do that.
+    Postcopy,
+}
+
+impl NotConverging {
+    /// Returns the one spelling of this value.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Abort => "abort",
+            Self::Postcopy => "postcopy",
+        }
+    }
+
+    /// Reads a label; `None` if there is no such value.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        [Self::Abort, Self::Postcopy].into_iter().find(|value| value.label() == label)
+    }
 }
 
 /// What may be done if a live transfer is refused before the guest was touched (rule R5).

@@ -42,7 +42,9 @@ fn rank(row: &Migration) -> u8 {
         Phase::Restored { proof, .. } | Phase::Committed { proof, .. } => match proof.source {
             SourceWord::Completed(_) => 0,
             SourceWord::Gone(_) => 1,
+            SourceWord::Serves(_) => 2,
         },
+        Phase::Attached { proof: Handover { source: SourceWord::Serves(_), .. }, .. } => 2,
         Phase::Attached { guest, .. } => match guest {
             Guest::Present => 0,
             Guest::PoweredOff => 1,
@@ -59,6 +61,7 @@ fn rank(row: &Migration) -> u8 {
             Cleanup::Receiver => 1,
             Cleanup::Source => 2,
             Cleanup::Undecided => 3,
+            Cleanup::Half => 4,
         },
         Phase::Queued { .. }
         | Phase::Admitted { .. }
@@ -127,8 +130,8 @@ fn only_what_is_carried_out_is_opened() {
     for method in Method::ALL {
         let opened = Migration::open(Opening { method: *method, ..rows::opening() });
         match method {
-            Method::Precopy | Method::Snapshot => assert!(opened.is_ok()),
-            Method::Postcopy | Method::Cold | Method::DiskCopy => {
+            Method::Precopy | Method::Postcopy | Method::Snapshot => assert!(opened.is_ok()),
+            Method::Cold | Method::DiskCopy => {
                 let refusal = opened.unwrap_err();
                 assert_eq!(refusal.code(), "method_not_available");
                 assert!(refusal.to_string().contains(method.label()), "{refusal}");
@@ -239,7 +242,7 @@ fn a_human_decides_what_nothing_proves() {
             if generation == undecided.books().generation
     ));
     let ended = undecided.apply(&Event::Resolved { keep: Keep::Neither }).unwrap();
-    assert_eq!(ended.outstanding(), Some(Effect::ReleaseSource));
+    assert_eq!(ended.outstanding(), Some(Effect::ReleaseSource { serves: Serves::Never }));
     // Nobody is asked about what is proven.
     let keep = Event::Resolved { keep: Keep::Source };
     assert_eq!(rows::failed(Cleanup::Source).apply(&keep), Err(Refusal::Stale));

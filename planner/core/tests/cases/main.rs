@@ -17,7 +17,7 @@ use vmferry_planner_core::fleet::{
 use vmferry_planner_core::maintenance::{
     Crossing, Live, Order, PinsToSource, Plan, Strategy, Workload, plan,
 };
-use vmferry_planner_core::migration::{Event, Migration, Opening, Phase};
+use vmferry_planner_core::migration::{Event, Migration, NotConverging, Opening, Phase};
 use vmferry_planner_core::placement::{Needs, Refused, Request, place};
 use vmferry_types::{Bytes, HostId, MilliCpu, Millis, Percent, Role, Timestamp, VmId};
 
@@ -355,6 +355,7 @@ fn opened(deadline: Timestamp) -> Migration {
         source: host_id("h9"),
         method: Method::Precopy,
         terms: Terms {
+            not_converging: NotConverging::Abort,
             asked_destination: None,
             hold_limit: Millis(10_000),
             downtime_limit: Millis(100),

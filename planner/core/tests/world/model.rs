@@ -131,6 +131,9 @@ impl End {
         let alive = self.life == Life::Alive;
         let silent = alive && self.monitor == Monitor::Silent;
         Seen {
+            passes: 1,
+            diverges: String::new(),
+            waits_at: None,
             host: self.name(),
             claim: self.claim,
             heard: Heard::Now,
@@ -272,12 +275,15 @@ impl Hosts {
             match command.effect {
                 Effect::KillSource { .. }
                 | Effect::DestroyReceiver { .. }
-                | Effect::ReleaseSource => {}
+                | Effect::RecoverReceiver
+                | Effect::ReleaseSource { .. } => {}
                 Effect::TryAdmit
                 | Effect::ArmReceiver
                 | Effect::HoldGuest
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
+                | Effect::StartPostcopy
+                | Effect::ResumeTransfer { .. }
                 | Effect::Commit
                 | Effect::ContinueDestination
                 | Effect::CancelTransfer { .. }
@@ -296,7 +302,10 @@ impl Hosts {
             Effect::StartTransfer { .. } => self.start(),
             Effect::OrderSwitchover => self.order(),
             Effect::KillSource { .. } => self.end_source(),
-            Effect::ReleaseSource => {
+            Effect::StartPostcopy | Effect::RecoverReceiver | Effect::ResumeTransfer { .. } => {
+                Answer::Refused("not in this world")
+            }
+            Effect::ReleaseSource { .. } => {
                 assert!(!self.source.runs(), "a running source is released");
                 self.end_source()
             }

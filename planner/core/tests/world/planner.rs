@@ -2,7 +2,8 @@
 
 use vmferry_planner_core::evidence::{Seen, Sides, Times, permit, read};
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Effect, Entry, Event, Gates, Listener, Migration, Opening, Side, Terms,
+    AutoConverge, Downgrade, Effect, Entry, Event, Gates, Listener, Migration, NotConverging,
+    Opening, Side, Terms,
 };
 use vmferry_planner_core::stuck;
 use vmferry_types::{BytesPerSec, Claim, Method, Millis, Timestamp, VmId};
@@ -58,6 +59,7 @@ impl World {
             auto_converge: AutoConverge::Off,
             gates,
             downgrade,
+            not_converging: NotConverging::Abort,
         };
         let row = Migration::open(Opening {
             id: ID,
@@ -180,7 +182,7 @@ impl World {
         match (answer, &command.effect) {
             (Answer::Unreachable, _) => self.take(),
             (Answer::Done, Effect::ArmReceiver) => {
-                let listener = Listener { address: "10.0.0.2".into(), port: 49_152 };
+                let listener = Listener::new("10.0.0.2".into(), 49_152);
                 self.apply(Event::ReceiverArmed { listener });
             }
             (Answer::Refused("receiver_gone"), Effect::ArmReceiver) => {

@@ -42,7 +42,11 @@ impl Agent {
 
     /// Receivers are reached by the name of their host.
     fn listening(&self, port: u16) -> v1::ExecuteReply {
-        let listener = v1::Listener { address: self.host.to_string(), port: port.into() };
+        let listener = v1::Listener {
+            address: self.host.to_string(),
+            port: port.into(),
+            ..v1::Listener::default()
+        };
         v1::ExecuteReply { listener: Some(listener), ..v1::ExecuteReply::default() }
     }
 

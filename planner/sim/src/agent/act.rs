@@ -46,8 +46,13 @@ impl Agent {
             Action::CancelTransfer(cancel) => self.cancel(vm, word, &cancel.cause).await,
             Action::ResumeSource(resume) => self.resume(vm, word, resume.receiver_gone).await,
             Action::ContinueDestination(_) => self.go_on(vm, word).await,
-            Action::DestroyReceiver(_) => self.destroy(vm, word).await,
-            Action::ReleaseSource(_) => self.release(vm, word).await,
+            Action::DestroyReceiver(destroy) => {
+                self.destroy(vm, word, destroy.source_gone.as_ref()).await
+            }
+            Action::ReleaseSource(release) => self.release(vm, word, release).await,
+            Action::StartPostcopy(_) => self.start_postcopy(vm, word).await,
+            Action::RecoverReceiver(_) => self.recover(vm, word).await,
+            Action::ResumeTransfer(resume) => self.resume_transfer(vm, &resume).await,
             Action::KillSource(_) => self.kill_source(vm).await,
             Action::StartVm(_) => self.start(vm, word).await,
             Action::StopVm(stop) => self.stop(vm, word, stop.how()).await,
@@ -204,6 +209,9 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::StartPostcopy(_) => "start_postcopy",
+        Action::RecoverReceiver(_) => "recover_receiver",
+        Action::ResumeTransfer(_) => "resume_transfer",
     }
 }
 
@@ -216,6 +224,9 @@ pub(super) const fn lets_run(action: &Action) -> bool {
         | Action::OrderSwitchover(_)
         | Action::CancelTransfer(_)
         | Action::ResumeSource(_)
+        | Action::StartPostcopy(_)
+        | Action::RecoverReceiver(_)
+        | Action::ResumeTransfer(_)
         | Action::ContinueDestination(_) => true,
         Action::StopVm(_)
         | Action::HoldGuest(_)

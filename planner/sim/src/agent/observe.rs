@@ -193,6 +193,14 @@ fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu) {
     }
     qemu.run.word().clone_into(&mut seen.run_state);
     seen.disks_active = qemu.run.has_run();
+    if let Some(port) = qemu.port.filter(|_| qemu.transfer == TransferState::PostcopyPaused) {
+        seen.waits_at = Some(v1::Listener {
+            address: seen.host_id.clone(),
+            port: port.into(),
+            postcopy: true,
+            ..v1::Listener::default()
+        });
+    }
     let Some(migration) = record.fence.migration else { return };
     let status = match &record.part {
         Part::Absent | Part::Stopped => None,
@@ -215,8 +223,16 @@ fn fill_qemu(seen: &mut v1::VmObservation, record: &Record, qemu: &Qemu) {
             status: word.to_owned(),
             complete: status == TransferState::Completed,
             bytes_transferred: qemu.bytes,
+            passes: (qemu.bytes >> 20) + 1,
+            diverges: diverges(qemu),
             error: qemu.error.clone(),
             ..v1::TransferStatus::default()
         });
     }
+}
+
+/// What an agent makes of a transfer that goes over memory again and again.
+fn diverges(qemu: &Qemu) -> String {
+    let endless = qemu.transfer == TransferState::Active && qemu.bytes >= 3 << 20;
+    if endless { "will not converge".to_owned() } else { String::new() }
 }

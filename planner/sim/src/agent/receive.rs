@@ -140,7 +140,12 @@ impl Agent {
 
     fn listener(&self, port: u16) -> v1::ExecuteReply {
         v1::ExecuteReply {
-            listener: Some(v1::Listener { address: self.host.to_string(), port: port.into() }),
+            listener: Some(v1::Listener {
+                address: self.host.to_string(),
+                port: port.into(),
+                postcopy: true,
+                ..v1::Listener::default()
+            }),
             ..v1::ExecuteReply::default()
         }
     }
@@ -207,7 +212,9 @@ impl Agent {
         };
         let complete = self.world.with(|state| {
             state.qemu(&self.host, pid).is_some_and(|qemu| {
-                qemu.transfer == TransferState::Completed && qemu.run != RunState::InMigrate
+                let arrived =
+                    qemu.transfer == TransferState::Completed || qemu.transfer.is_divided();
+                arrived && qemu.run != RunState::InMigrate
             })
         });
         if !complete {
@@ -239,12 +246,18 @@ impl Agent {
     }
 
     /// Ends the receiver, proven.
-    pub(super) async fn destroy(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn destroy(
+        &self,
+        vm: VmId,
+        word: &Word,
+        source_gone: Option<&v1::GoneProof>,
+    ) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
+        let halved = source_gone.is_some() && self.is_paused_half(&record);
         let proof = match &record.part {
             Part::Running { process, .. } => {
                 let alive = matches!(self.judge(process), Some(Judged::Alive(_)));
-                if alive || process.admission != word.migration {
+                if (alive && !halved) || process.admission != word.migration {
                     return Err(Refusal::new("wrong_state", "the guest runs here"));
                 }
                 let proof = self.kill(process).await?;
@@ -259,7 +272,7 @@ impl Agent {
                         "the receiver is of another migration",
                     ));
                 }
-                if *cont == Cont::Ordered && alive {
+                if *cont == Cont::Ordered && alive && !halved {
                     return Err(Refusal::new("wrong_state", "the guest may have run here"));
                 }
                 let proof = self.kill(process).await?;

@@ -152,6 +152,12 @@ impl Agent {
             Some(Order::Open) if !stands => {
                 return Err(Refusal::new("wrong_state", "the guest does not stand still"));
             }
+            Some(Order::Open) if self.parts_from_nobody(pid) => {
+                self.decided(vm, &Order::GaveUp("nobody is at the other end".to_owned()));
+                self.step().await;
+                self.call_back(vm, pid).await?;
+                return Err(Refusal::new("gave_up", "nobody is at the other end"));
+            }
             Some(Order::Open) => {
                 let forgets = self.world.with(|state| state.bugged(Bug::AgentForgetsOrder));
                 if !forgets {
@@ -224,6 +230,9 @@ impl Agent {
         }
         let (_, pid) = self.running(vm)?;
         self.responsive(pid)?;
+        if self.is_divided(pid) {
+            return Err(Refusal::new("wrong_state", "postcopy has no way back"));
+        }
         self.decided(vm, &Order::TakenBack(proof.ended));
         self.write(vm, |record| {
             if let Some(process) = record.process_mut() {
@@ -247,7 +256,12 @@ impl Agent {
     }
 
     /// Ends the process whose guest goes on elsewhere.
-    pub(super) async fn release(&self, vm: VmId, word: &Word) -> Result<v1::ExecuteReply, Refusal> {
+    pub(super) async fn release(
+        &self,
+        vm: VmId,
+        word: &Word,
+        release: v1::ReleaseSource,
+    ) -> Result<v1::ExecuteReply, Refusal> {
         let record = self.record(vm).unwrap_or_default();
         let proof = match &record.part {
             Part::Running { process, .. } => {
@@ -255,9 +269,16 @@ impl Agent {
                     return Err(Refusal::new("wrong_state", "the VM is owned here"));
                 }
                 let handed = record.outgoing().is_some_and(|sent| sent.order == Order::Handed);
-                let alive = matches!(self.judge(process), Some(Judged::Alive(_)));
+                let judged = self.judge(process);
+                let alive = matches!(judged, Some(Judged::Alive(_)));
                 if alive && !handed {
                     return Err(Refusal::new("wrong_state", "this guest was never handed over"));
+                }
+                if let Some(Judged::Alive(pid)) = judged
+                    && self.is_divided(pid)
+                    && !release.serves_no_more
+                {
+                    return Err(Refusal::new("wrong_state", "it serves the guest's memory"));
                 }
                 self.check_release(vm, process);
                 let proof = self.kill(process).await?;

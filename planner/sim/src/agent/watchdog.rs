@@ -14,6 +14,7 @@ use crate::journal::Order;
 /// How often limits are looked at.
 const TICK: Duration = Duration::from_millis(250);
 const HOLD_MS: u64 = 10_000;
+const SERVING_STALL: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// Keeps the limits of all transfers, for good.
@@ -27,6 +28,7 @@ impl Agent {
                     .iter()
                     .filter(|(_, record)| {
                         record.sent().is_some_and(|sent| sent.order == Order::Open)
+                            || record.sent().is_some_and(|sent| sent.order == Order::Handed)
                             || record.holds()
                             || record.gave_up()
                     })
@@ -36,6 +38,9 @@ impl Agent {
             for vm in vms {
                 if self.due(vm).is_some() {
                     self.give_up(vm).await;
+                } else if let Some(pid) = self.silent(vm) {
+                    // By its own word: QEMU detects no stall.
+                    self.world.with(|state| state.force_pause(&self.host, pid));
                 } else if self.unfinished(vm).is_some() {
                     self.finish_giving_up(vm).await;
                 }
@@ -61,6 +66,25 @@ impl Agent {
         if let Err(refusal) = self.call_back(vm, pid).await {
             self.world.note(|| format!("host {}: {}", self.host, refusal.message));
         }
+    }
+
+    /// Returns the source of a divided guest that has served nothing for too long.
+    fn silent(&self, vm: VmId) -> Option<u32> {
+        let record = self.record(vm)?;
+        record.sent().filter(|sent| sent.order == Order::Handed)?;
+        let Some(Judged::Alive(pid)) = self.judge(record.process()?) else { return None };
+        self.world.with(|state| {
+            let (transfer, bytes) = state.qemu(&self.host, pid).map(|q| (q.transfer, q.bytes))?;
+            let now = Instant::now();
+            let lane = state.agent_mut(&self.host)?.lane(vm);
+            let serves =
+                matches!(transfer, TransferState::PostcopyActive | TransferState::PostcopyRecover);
+            if bytes != lane.bytes || !serves {
+                lane.bytes = bytes;
+                lane.progressed = now;
+            }
+            (serves && age(lane.progressed) >= SERVING_STALL).then_some(pid)
+        })
     }
 
     /// Says why a transfer is to be called back, if it is.

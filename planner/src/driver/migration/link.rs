@@ -29,7 +29,10 @@ impl Run<'_> {
                 | Effect::KillSource { .. }
                 | Effect::Commit
                 | Effect::ContinueDestination
-                | Effect::ReleaseSource
+                | Effect::StartPostcopy
+                | Effect::RecoverReceiver
+                | Effect::ResumeTransfer { .. }
+                | Effect::ReleaseSource { .. }
                 | Effect::CancelTransfer { .. }
                 | Effect::DestroyReceiver { .. }
                 | Effect::ResumeSource { .. },

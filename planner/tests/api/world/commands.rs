@@ -30,7 +30,11 @@ impl State {
             Action::StopVm(_) => end(vm, "stopped"),
             Action::ArmReceiver(arm) => {
                 arm_receiver(vm, arm, pid);
-                reply.listener = Some(Listener { address: "10.0.0.1".to_owned(), port: 49_152 });
+                reply.listener = Some(Listener {
+                    address: "10.0.0.1".to_owned(),
+                    port: 49_152,
+                    ..Listener::default()
+                });
             }
             Action::StartTransfer(_) => transfer(vm, now, pace),
             Action::OrderSwitchover(_) => order(vm, host)?,

@@ -76,6 +76,7 @@ fn impossible(vm: &VmObservation) -> Vec<Action> {
             timeout_ms: u64::MAX,
             stall_ms: u64::MAX,
             switchover_ms: u64::MAX,
+            postcopy: i32::MAX,
         },
         TransferPolicy {
             max_bandwidth: 1,
@@ -100,10 +101,11 @@ fn impossible(vm: &VmObservation) -> Vec<Action> {
         ("::1", 1),
     ];
     let transfers = listeners.iter().flat_map(|(address, port)| {
-        let listener = Listener { address: (*address).to_owned(), port: *port };
+        let listener =
+            Listener { address: (*address).to_owned(), port: *port, ..Listener::default() };
         policies.iter().map(move |policy| {
             let (listener, policy) = (Some(listener.clone()), Some(*policy));
-            Action::StartTransfer(StartTransfer { listener, policy })
+            Action::StartTransfer(StartTransfer { listener, policy, ..StartTransfer::default() })
         })
     });
     let forged = GoneProof {
@@ -123,8 +125,8 @@ fn impossible(vm: &VmObservation) -> Vec<Action> {
         Action::ArmReceiver(ArmReceiver { source: None, policy: None }),
         Action::ArmReceiver(ArmReceiver { source: Some(source), policy: None }),
         Action::ContinueDestination(ContinueDestination {}),
-        Action::DestroyReceiver(DestroyReceiver { cause: cause() }),
-        Action::ReleaseSource(ReleaseSource {}),
+        Action::DestroyReceiver(DestroyReceiver { cause: cause(), source_gone: None }),
+        Action::ReleaseSource(ReleaseSource::default()),
         Action::KillSource(KillSource { cause: cause() }),
         Action::ForgetVm(ForgetVm {}),
         Action::OrderSwitchover(OrderSwitchover {}),

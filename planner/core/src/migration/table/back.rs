@@ -54,6 +54,7 @@ impl Going<'_> {
         match self.cause {
             Cause::SourceRanAgain { .. } => true,
             Cause::TransferFailed { .. } => match method {
+                // One that converged before it parted was not held.
                 Method::Precopy | Method::Postcopy => true,
                 Method::Snapshot | Method::Cold | Method::DiskCopy => false,
             },
@@ -67,6 +68,7 @@ impl Going<'_> {
             | Cause::GuestPoweredOff { .. }
             | Cause::GuestLost { .. }
             | Cause::GuestCrashed { .. }
+            | Cause::Severed { .. }
             | Cause::Overtaken { .. }
             | Cause::RanUncommitted { .. } => false,
         }
@@ -103,6 +105,10 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -133,6 +139,10 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -181,6 +191,10 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -216,6 +230,10 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -248,6 +266,10 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }

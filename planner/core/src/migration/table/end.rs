@@ -3,8 +3,10 @@
 use vmferry_types::{Generation, HostId};
 
 use super::At;
+use super::divided::depends;
 use crate::migration::{
-    Back, Cause, Cleanup, Event, Guest, Handover, Keep, Phase, Ran, Refusal, SourceWord,
+    Back, Cause, Cleanup, Event, GoneProof, Guest, Handover, Keep, Phase, Ran, Receiver, Refusal,
+    SourceWord,
 };
 
 /// What the destination owns.
@@ -25,6 +27,16 @@ impl Owned<'_> {
             generation: self.generation,
             guest: self.guest,
         }
+    }
+
+    /// The source is gone with memory that the guest here lacks.
+    fn halved(self, gone: &GoneProof) -> Phase {
+        let cause = Cause::GuestLost { proof: gone.clone() };
+        let mut phase = self.lost(cause);
+        if let Phase::Failed { cleanup, .. } = &mut phase {
+            *cleanup = Cleanup::Half;
+        }
+        phase
     }
 
     /// The destination's QEMU is gone with the guest. The source's, if any, holds an older past of
@@ -53,7 +65,8 @@ pub(super) fn committed(
         Event::GuestPoweredOff { .. } => Owned { guest: Guest::PoweredOff, ..owned }.attach(),
         Event::ReceiverGone { proof: gone, ran: Ran::Never } => match &proof.source {
             // Never continued, and its journal says so: the source's guest is still the only one.
-            SourceWord::Completed(_) => Phase::RollingBack {
+            // One that served has been read whole by then, or it would be severed.
+            SourceWord::Completed(_) | SourceWord::Serves(_) => Phase::RollingBack {
                 destination: destination.clone(),
                 generation: generation.next(),
                 cause: Cause::ReceiverLost { proof: gone.clone() },
@@ -63,6 +76,9 @@ pub(super) fn committed(
         },
         Event::ReceiverGone { proof: gone, ran: Ran::Maybe } => {
             owned.lost(Cause::GuestCrashed { proof: gone.clone() })
+        }
+        Event::SourceGone { proof: gone, receiver: Receiver::Incomplete } if depends(proof) => {
+            owned.halved(gone)
         }
         Event::CancelRequested => return Err(Refusal::TooLate),
         Event::Granted { .. }
@@ -85,6 +101,10 @@ pub(super) fn committed(
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -106,6 +126,11 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
             Guest::Present => owned.lost(Cause::GuestCrashed { proof: proof.clone() }),
             Guest::PoweredOff => return Err(Refusal::Stale),
         },
+        Event::SourceGone { proof, receiver: Receiver::Incomplete }
+            if depends(owned.proof) && owned.guest == Guest::Present =>
+        {
+            owned.halved(proof)
+        }
         Event::CancelRequested => return Err(Refusal::TooLate),
         Event::Granted { .. }
         | Event::NoRoom { .. }
@@ -127,6 +152,10 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::SourceRunsAgain { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -143,12 +172,17 @@ pub(super) fn aborted(event: &Event) -> Result<Phase, Refusal> {
 
 pub(super) fn failed(at: At<'_>, cleanup: Cleanup) -> Result<Phase, Refusal> {
     match (cleanup, at.event) {
-        (Cleanup::Receiver, Event::ReceiverGone { .. })
+        (Cleanup::Receiver | Cleanup::Half, Event::ReceiverGone { .. })
         | (Cleanup::Source, Event::SourceReleased { .. }) => Ok(cleaned(&at.migration.phase)),
         (Cleanup::Undecided, Event::Resolved { keep }) => resolved(&at.migration.phase, *keep),
-        (Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided, event) => {
-            Err(ended(event, Refusal::TooLate))
-        }
+        (
+            Cleanup::Nothing
+            | Cleanup::Receiver
+            | Cleanup::Source
+            | Cleanup::Half
+            | Cleanup::Undecided,
+            event,
+        ) => Err(ended(event, Refusal::TooLate)),
     }
 }
 
@@ -210,8 +244,16 @@ pub(super) fn overtaken(at: At<'_>, host: &HostId, known: Generation) -> Result<
 /// What had to be cleared away is proven gone.
 fn cleaned(phase: &Phase) -> Phase {
     let mut phase = phase.clone();
-    if let Phase::Failed { cleanup, .. } = &mut phase {
-        *cleanup = Cleanup::Nothing;
+    if let Phase::Failed { cleanup, cause, .. } = &mut phase {
+        // A divided guest leaves something on both hosts.
+        let halves = matches!(cause, Cause::Severed { .. });
+        *cleanup = match *cleanup {
+            Cleanup::Half => Cleanup::Source,
+            Cleanup::Receiver if halves => Cleanup::Source,
+            Cleanup::Nothing | Cleanup::Receiver | Cleanup::Source | Cleanup::Undecided => {
+                Cleanup::Nothing
+            }
+        };
     }
     phase
 }
@@ -243,6 +285,10 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => Refusal::Stale,
     }
 }

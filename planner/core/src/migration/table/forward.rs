@@ -101,6 +101,10 @@ pub(super) fn queued(
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -133,7 +137,15 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
             destination: destination.clone(),
             stage: begin(at.migration.method, listener),
         },
-        Event::Refused { blockers } => clear(Cause::Refused { blockers: blockers.clone() }),
+        Event::Refused { blockers } => {
+            let cause = Cause::Refused { blockers: blockers.clone() };
+            if at.migration.refuses_postcopy(blockers) {
+                let stage = Stage::Clearing { cause };
+                Phase::Admitted { destination: destination.clone(), stage }
+            } else {
+                clear(cause)
+            }
+        }
         Event::CancelRequested => clear(Cause::Cancelled),
         Event::TransferTimedOut => clear(Cause::TransferTimedOut),
         Event::ReceiverGone { proof, ran } => {
@@ -160,22 +172,31 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
 pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
     let cancel = |cause| back(at, destination, cause, Back::Cancelling);
+    let recall = |cause| Phase::Admitted {
+        destination: destination.clone(),
+        stage: Stage::Recalling { cause },
+    };
+    let parting =
+        matches!(at.migration.phase, Phase::Admitted { stage: Stage::Parting { .. }, .. });
     let refused = |cause, stood| {
-        if at.migration.may_hold_instead(stood) {
-            Phase::Admitted { destination: destination.clone(), stage: Stage::Recalling { cause } }
-        } else {
-            cancel(cause)
-        }
+        if at.migration.may_hold_instead(stood) { recall(cause) } else { cancel(cause) }
     };
     Ok(match at.event {
         Event::SourceStopped => stopped(at, destination),
-        Event::Refused { blockers } => cancel(Cause::Refused { blockers: blockers.clone() }),
+        Event::Refused { blockers } => {
+            let cause = Cause::Refused { blockers: blockers.clone() };
+            if at.migration.refuses_postcopy(blockers) { recall(cause) } else { cancel(cause) }
+        }
         Event::CancelRequested => cancel(Cause::Cancelled),
         Event::SourceGaveUp { error, stood } => {
             refused(Cause::GaveUp { error: error.clone() }, *stood)
@@ -183,6 +204,7 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         Event::TransferFailed { error, stood } => {
             refused(Cause::TransferFailed { error: error.clone() }, *stood)
         }
+        Event::TransferTimedOut if parting => cancel(Cause::TransferTimedOut),
         Event::TransferTimedOut => refused(Cause::TransferTimedOut, Stood::No),
         Event::ReceiverGone { proof, ran } => {
             receiver_lost(at, destination, (proof, *ran), |_| Back::Cancelling)
@@ -207,6 +229,10 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -247,11 +273,16 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
 pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    let postcopy = at.migration.method == Method::Postcopy;
     let undo = |cause| back(at, destination, cause, Back::Undoing);
     Ok(match at.event {
         Event::BothComplete { proof } => restore(destination, proof),
@@ -267,6 +298,9 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         }
         Event::TransferFailed { error, .. } => undo(Cause::TransferFailed { error: error.clone() }),
         Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
+        // The order is the point of no return (rule R6): nothing is decided back or forward.
+        Event::CancelRequested if postcopy => return Err(Refusal::TooLate),
+        Event::DecidedBack | Event::DecidedForward if postcopy => return Err(Refusal::Illegal),
         Event::CancelRequested => undo(Cause::Cancelled),
         Event::DecidedBack => undo(Cause::SwitchoverOverdue),
         Event::DecidedForward => {
@@ -290,6 +324,10 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -331,6 +369,10 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -344,6 +386,9 @@ pub(super) fn restored(
     let undo = |cause| back(at, destination, cause, Back::Undoing);
     Ok(match at.event {
         Event::CommitAllowed => commit(at.migration, destination, proof),
+        Event::CancelRequested if at.migration.method == Method::Postcopy => {
+            return Err(Refusal::TooLate);
+        }
         Event::CancelRequested => undo(Cause::Cancelled),
         Event::SourceRunsAgain { error } => undo(Cause::SourceRanAgain { error: error.clone() }),
         Event::ReceiverGone { proof, ran } => {
@@ -374,6 +419,10 @@ pub(super) fn restored(
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -411,16 +460,20 @@ pub(super) fn restored_alone(
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
-fn restore(destination: &HostId, proof: &Handover) -> Phase {
+pub(super) fn restore(destination: &HostId, proof: &Handover) -> Phase {
     Phase::Restored { destination: destination.clone(), proof: proof.clone() }
 }
 
 /// Moves ownership. The only place where a generation is taken on the way forward.
-fn commit(migration: &Migration, destination: &HostId, proof: &Handover) -> Phase {
+pub(super) fn commit(migration: &Migration, destination: &HostId, proof: &Handover) -> Phase {
     let generation: Generation = migration.generation.next();
     Phase::Committed { destination: destination.clone(), proof: proof.clone(), generation }
 }

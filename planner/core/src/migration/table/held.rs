@@ -45,6 +45,10 @@ pub(super) fn holding(
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -85,6 +89,10 @@ pub(super) fn held(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
         | Event::SourceReleased { .. }
         | Event::SourceContinued
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

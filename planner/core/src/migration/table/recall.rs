@@ -41,6 +41,10 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -80,6 +84,10 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::DestinationRuns
         | Event::SourceReleased { .. }
         | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -161,9 +161,7 @@ fn events() -> Vec<Event> {
         destination: word(RunState::Paused),
     };
     vec![
-        Event::ReceiverArmed {
-            listener: Listener { address: "10.0.0.2".to_owned(), port: 49_152 },
-        },
+        Event::ReceiverArmed { listener: Listener::new("10.0.0.2".to_owned(), 49_152) },
         Event::SourceStopped,
         Event::SwitchoverAllowed,
         Event::BothComplete { proof: handover.clone() },
