@@ -60,14 +60,13 @@ struct Connection {
 pub struct GrpcAgents {
     directory: Arc<Directory>,
     connections: Mutex<BTreeMap<HostId, Connection>>,
-    security: Security,
 }
 
 impl GrpcAgents {
     /// Reaches agents at the addresses that `directory` holds at the time of the call.
     #[must_use]
-    pub fn new(directory: Arc<Directory>, security: Security) -> Self {
-        Self { directory, security, connections: Mutex::new(BTreeMap::new()) }
+    pub fn new(directory: Arc<Directory>) -> Self {
+        Self { directory, connections: Mutex::new(BTreeMap::new()) }
     }
 
     fn client(&self, host: &HostId, operation: &'static str) -> Answer<AgentClient<Channel>> {
@@ -153,7 +152,7 @@ fn error(host: &HostId, operation: &'static str, status: &Status) -> AgentError 
         ) => AgentError::Unreachable {
             host: host.clone(),
             operation,
-            reason: format!("{}: {}", status.code(), said(status)),
+            reason: format!("{}: {}", status.code(), status.message()),
         },
     }
 }
@@ -161,15 +160,6 @@ fn error(host: &HostId, operation: &'static str, status: &Status) -> AgentError 
 /// Refuses the word of another host's agent: an address may have passed on since it was learnt, and
 /// what one host says of a VM proves nothing of another.
 fn of_host(
-/// Says why a call failed: what the transport met is only in the causes.
-fn said(status: &Status) -> String {
-    let cause = std::error::Error::source(status);
-    cause.map_or_else(
-        || status.message().to_owned(),
-        |cause| format!("{}: {}", status.message(), crate::telemetry::Chain(cause)),
-    )
-}
-
     host: &HostId,
     operation: &'static str,
     observation: VmObservation,
@@ -204,12 +194,12 @@ fn operation(action: Option<&Action>) -> &'static str {
         Some(Action::KillSource(_)) => "kill_source",
         Some(Action::ForgetVm(_)) => "forget_vm",
         Some(Action::HoldGuest(_)) => "hold_guest",
-    }
-}
-
         Some(Action::StartPostcopy(_)) => "start_postcopy",
         Some(Action::RecoverReceiver(_)) => "recover_receiver",
         Some(Action::ResumeTransfer(_)) => "resume_transfer",
+    }
+}
+
 fn deadline(action: Option<&Action>) -> Duration {
     match action {
         Some(Action::StopVm(stop)) => {
