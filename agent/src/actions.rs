@@ -26,6 +26,7 @@ mod launch;
 mod mend;
 mod order;
 mod postcopy;
+mod protect;
 mod release;
 mod resume;
 mod start;

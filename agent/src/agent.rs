@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 use vmferry_agent_core::journal::VmRecord;
+use vmferry_tls::{Identity, Live, LoadError, Security, Use};
 use vmferry_types::{Generation, VmId};
 
 use crate::config::Config;
@@ -47,6 +48,19 @@ pub enum StartError {
     /// The kernel does not say which boot this is.
     #[error("read the boot id")]
     BootId(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Its certificates cannot be used.
+    #[error("load the certificates of this host")]
+    Certificates(#[source] LoadError),
+    /// They are somebody else's.
+    #[error("the certificates in {path} are of {found}, and this is {expected}: make them with `vmferry pki issue host {name}`", path = dir.display(), name = expected.name())]
+    OtherIdentity {
+        /// Where they are.
+        dir: PathBuf,
+        /// Whose they are.
+        found: Identity,
+        /// Whose they have to be.
+        expected: Identity,
+    },
     /// A port cannot be listened on.
     #[error("listen on {address}")]
     Listen {
@@ -61,6 +75,8 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) config: Config,
+    /// How it speaks to planners, operators and other hosts.
+    pub(crate) security: Security,
     pub(crate) journal: Journal,
     pub(crate) probe: Probe,
     pub(crate) launcher: Launcher,
@@ -114,6 +130,7 @@ impl Agent {
         launcher: Launcher,
         shutdown: Shutdown,
     ) -> Result<Arc<Self>, StartError> {
+        let security = secured(&config)?;
         let journal_error = |error: JournalError| StartError::Journal {
             path: config.state_dir.clone(),
             source: Box::new(error),
@@ -141,6 +158,7 @@ impl Agent {
         let agent = Arc::new(Self {
             faults: Faults::new(&config),
             config,
+            security,
             journal,
             probe,
             launcher,
@@ -313,6 +331,11 @@ impl Agent {
             .map(|stranger| stranger.text.clone())
     }
 
+    /// Returns the host whose certificate its QEMUs show; empty if they speak plain text.
+    pub(crate) fn tls_host(&self) -> String {
+        self.security.live().map(|_| self.config.host_id.to_string()).unwrap_or_default()
+    }
+
     fn ports(&self) -> std::sync::MutexGuard<'_, Ports> {
         self.port.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -331,6 +354,18 @@ impl Agent {
     }
 }
 
+/// Loads the certificates of this host, if it has any.
+fn secured(config: &Config) -> Result<Security, StartError> {
+    let Some(dir) = &config.tls else { return Ok(Security::PlainText) };
+    let live = Live::open(dir, Use::Daemon).map_err(StartError::Certificates)?;
+    let expected = Identity::host(config.host_id.clone());
+    let found = live.identity();
+    if found != expected {
+        return Err(StartError::OtherIdentity { dir: dir.clone(), found, expected });
+    }
+    Ok(Security::Tls(live))
+}
+
 /// Serves an agent: gRPC, metrics, and reports to the planner.
 ///
 /// Returns where gRPC is served; all of it runs until the agent's shutdown begins.
@@ -340,6 +375,9 @@ impl Agent {
 /// Fails if an address cannot be listened on.
 pub async fn serve(agent: &Arc<Agent>) -> Result<std::net::SocketAddr, StartError> {
     let grpc = crate::server::serve(agent).await?;
+    if let Some(live) = agent.security.live() {
+        agent.shutdown.spawn(live.clone().follow());
+    }
     crate::metrics::serve(agent).await?;
     crate::reporter::start(agent);
     Ok(grpc)

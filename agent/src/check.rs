@@ -139,6 +139,21 @@ pub(crate) async fn receivable(
             ),
         );
     }
+    match (source.tls_host.is_empty(), agent.security.live()) {
+        (false, Some(_)) | (true, None) => {}
+        (true, Some(_)) => blockers.add(
+            "tls_mismatch",
+            "tls_host: the source sends plain text and this host takes none; give the source's agent a [tls] dir"
+                .to_owned(),
+        ),
+        (false, None) => blockers.add(
+            "tls_mismatch",
+            format!(
+                "tls_host: host {} sends over TLS only and this host has no certificate; give its agent a [tls] dir",
+                source.tls_host
+            ),
+        ),
+    }
     let offered = source.capabilities.iter().cloned().collect();
     for (end, set) in [("the source", &offered), ("this host", &ours.migration_capabilities)] {
         for missing in capabilities::missing(set) {

@@ -42,6 +42,9 @@ pub struct Config {
     pub outbound_max: Option<u32>,
     /// Folders that hold the same on every host that names them. `None`: nothing is said.
     pub shared_paths: Option<Vec<String>>,
+    /// Where this host's certificates are. `None`: plain text is spoken, where the configuration says
+    /// that nobody else listens.
+    pub tls: Option<PathBuf>,
     /// The share of the machine's memory that counts as this host.
     pub memory: Option<Bytes>,
     /// The share of the machine's CPUs that counts as this host.
@@ -107,6 +110,7 @@ struct Raw {
     capacity: RawCapacity,
     #[serde(default)]
     storage: RawStorage,
+    tls: Option<RawTls>,
     security: Option<RawSecurity>,
     #[cfg(feature = "fault-points")]
     fault_points: Option<RawFaultPoints>,
@@ -148,6 +152,12 @@ struct RawStorage {
 struct RawCapacity {
     memory: Option<String>,
     cpus: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTls {
+    dir: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -239,7 +249,8 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
         ("migration.address", raw.migration.address),
     ];
     let plain_text = raw.security.map(|security| security.plain_text);
-    errors.extend(security::check(plain_text, &addresses, planners.as_ref()));
+    let tls = raw.tls.map(|tls| tls.dir);
+    errors.extend(security::check(plain_text, tls.as_ref(), &addresses, planners.as_ref()));
     let (Ok(host_id), Some(migration_ports), true) = (host_id, ports, errors.is_empty()) else {
         return Err(errors);
     };
@@ -257,6 +268,7 @@ fn check(raw: Raw) -> Result<Config, Vec<String>> {
         migration_ports,
         outbound_max: raw.migration.outbound_max,
         shared_paths: raw.storage.shared_paths,
+        tls,
         memory,
         cpus: raw.capacity.cpus,
         #[cfg(feature = "fault-points")]
@@ -304,8 +316,8 @@ fn read_planners(raw: RawPlanner, errors: &mut Vec<String>) -> Option<Planners> 
     };
     let mut known = BTreeSet::new();
     for address in &addresses {
-        if !address.starts_with("http://") {
-            errors.push(format!("{field}: `{address}` must begin with http://"));
+        if let Err(error) = vmferry_tls::endpoint(address) {
+            errors.push(format!("{field}: {error}"));
         }
         if !known.insert(address) {
             errors.push(format!("{field}: `{address}` is named twice"));
@@ -419,6 +431,26 @@ plain_text = "loopback"
         assert!(found[0].contains("listen.grpc"), "{found:?}");
         let found = errors(&WHOLE.replace("http://127.0.0.1", "http://planner"));
         assert!(found[0].contains("planner.addresses"), "{found:?}");
+    }
+
+    #[test]
+    fn with_certificates_any_address_will_do_and_planners_speak_tls() {
+        let tls = WHOLE
+            .replace(
+                "[security]\nplain_text = \"loopback\"\n",
+                "[tls]\ndir = \"/etc/vmferry/tls\"\n",
+            )
+            .replace("127.0.0.1", "10.0.0.1");
+        let found = errors(&tls);
+        assert!(found.len() == 1 && found[0].contains("https://"), "{found:?}");
+        let tls = tls.replace("http://", "https://");
+        assert_eq!(errors(&tls), Vec::<String>::new());
+        let config = check(toml::from_str(&tls).unwrap()).unwrap();
+        assert_eq!(config.tls.unwrap(), Path::new("/etc/vmferry/tls"));
+        let both = format!("{tls}[security]\nplain_text = \"loopback\"\n");
+        assert!(errors(&both)[0].contains("remove one"), "{:?}", errors(&both));
+        let relative = tls.replace("/etc/vmferry/tls", "tls");
+        assert!(errors(&relative)[0].contains("tls.dir"), "{:?}", errors(&relative));
     }
 
     #[test]

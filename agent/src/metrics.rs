@@ -32,6 +32,11 @@ struct RoleLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CertificateLabels {
+    of: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VmLabels {
     vm: String,
 }
@@ -83,6 +88,9 @@ impl Collector for Live {
         )?;
         let readable = i64::from(self.agent.journal_proves());
         ConstGauge::new(readable).encode(metric)?;
+        if let Some(live) = self.agent.security.live() {
+            certificates(&mut encoder, live)?;
+        }
         let metric = encoder.encode_descriptor(
             "vmferry_agent_tokio_tasks",
             "Tasks of the agent that have not ended",
@@ -91,6 +99,31 @@ impl Collector for Live {
         )?;
         ConstGauge::new(tasks()).encode(metric)
     }
+}
+
+/// Says until when certificates count, and whether the files that are there are the ones in use.
+fn certificates(
+    encoder: &mut DescriptorEncoder<'_>,
+    live: &vmferry_tls::Live,
+) -> Result<(), std::fmt::Error> {
+    let mut family = encoder.encode_descriptor(
+        "vmferry_agent_certificate_not_after_seconds",
+        "Until when certificates count, in seconds since 1970",
+        None,
+        prometheus_client::metrics::MetricType::Gauge,
+    )?;
+    for expiry in live.current().expiries() {
+        let labels = CertificateLabels { of: expiry.of.to_owned() };
+        ConstGauge::new(i64::try_from(expiry.not_after).unwrap_or(i64::MAX))
+            .encode(family.encode_family(&labels)?)?;
+    }
+    let metric = encoder.encode_descriptor(
+        "vmferry_agent_certificate_files_usable",
+        "Whether the certificate files that are there are in use (1) or broken (0)",
+        None,
+        prometheus_client::metrics::MetricType::Gauge,
+    )?;
+    ConstGauge::new(i64::from(live.trouble().is_none())).encode(metric)
 }
 
 /// Counts the tasks that have not ended: connections, calls, lanes of VMs.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_tls::{Expected, Role};
 
 use crate::agent::Agent;
 use crate::report;
@@ -41,8 +42,8 @@ async fn look(agent: Arc<Agent>) {
 
 /// Tells one planner how this host is, for as long as the agent lives.
 async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
-    let endpoint = match tonic::transport::Endpoint::from_shared(planner.clone()) {
-        Ok(endpoint) => endpoint
+    let endpoint = match vmferry_tls::endpoint(&planner) {
+        Ok((endpoint, _)) => endpoint
             .connect_timeout(DEADLINE)
             .timeout(DEADLINE)
             .http2_keep_alive_interval(DEADLINE)
@@ -54,7 +55,8 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
             return;
         }
     };
-    let mut client = PlannerClient::new(endpoint.connect_lazy());
+    let expected = Expected::Any(Role::Planner);
+    let mut client = PlannerClient::new(vmferry_tls::channel(&endpoint, &agent.security, expected));
     let mut changes = agent.changes();
     let mut reached = Reached::NotYet;
     loop {
@@ -72,7 +74,7 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
             }
             Err(status) => {
                 if reached != Reached::Lost {
-                    tracing::warn!(planner, error = %status.message(), "planner cannot be reached");
+                    tracing::warn!(planner, error = %said(&status), "planner cannot be reached");
                 }
                 Reached::Lost
             }
@@ -83,6 +85,15 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
             _ = changes.changed() => tokio::time::sleep(SETTLE).await,
         }
     }
+}
+
+/// Says why a call failed: what the transport met is only in the causes.
+fn said(status: &tonic::Status) -> String {
+    let causes = std::error::Error::source(status).map(crate::error::chain);
+    causes.map_or_else(
+        || status.message().to_owned(),
+        |causes| format!("{}: {causes}", status.message()),
+    )
 }
 
 /// How a planner was last reached.

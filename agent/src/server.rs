@@ -9,12 +9,12 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::fence::{self, ClaimDecision, FenceState};
-use vmferry_proto::v1;
 use vmferry_proto::v1::agent_server::{Agent as AgentService, AgentServer};
+use vmferry_proto::{refusal, v1};
+use vmferry_tls::{Acceptor, Authorized, Caller, Peer, Protocol, Role};
 use vmferry_types::{Claim, Generation, VmId};
 
 use crate::agent::{Agent, StartError};
@@ -30,8 +30,6 @@ const STREAM_QUEUE: usize = 4;
 const STREAMS_MAX: u32 = 1024;
 /// How often a silent connection is asked whether it lives, and how long it may take.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
-/// A peer that says nothing at all, not even HTTP, is asked by the kernel.
-const SILENT: Duration = Duration::from_secs(60);
 
 /// Serves an agent.
 #[derive(Clone, Debug)]
@@ -55,16 +53,39 @@ pub(crate) async fn serve(agent: &Arc<Agent>) -> Result<SocketAddr, StartError> 
         .http2_keepalive_interval(Some(KEEPALIVE.0))
         .http2_keepalive_timeout(Some(KEEPALIVE.1))
         .max_concurrent_streams(Some(STREAMS_MAX))
-        .add_service(service);
-    // A reply is small and must not wait for the one before it to be acknowledged (40 ms).
-    let incoming =
-        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENT));
+        .add_service(Authorized::new(service, may_call));
+    let incoming = Acceptor::new(listener, agent.security.clone(), Protocol::Grpc).into_stream();
     agent.shutdown.spawn(async move {
         if let Err(error) = router.serve_with_incoming(incoming).await {
             tracing::error!(error = %crate::error::chain(&error), "gRPC service ended");
         }
     });
     Ok(bound)
+}
+
+/// Says who may command this host: planners and operators, and no other host. Over plain text
+/// whoever reaches it may, which is why plain text is spoken where nobody else does.
+fn may_call(peer: &Peer, method: &str) -> Result<(), Status> {
+    let no = |why: String| {
+        tracing::warn!(caller = %peer.caller, peer = %peer.address, method, "call refused");
+        let detail =
+            v1::ErrorDetail { code: "not_allowed".to_owned(), ..v1::ErrorDetail::default() };
+        Err(refusal::status(Code::PermissionDenied, &why, detail))
+    };
+    match &peer.caller {
+        Caller::PlainText => Ok(()),
+        Caller::Anonymous => no("show a certificate of a planner or an operator".to_owned()),
+        Caller::Known(identity) => match identity.role() {
+            Role::Planner => Ok(()),
+            Role::Operator => {
+                tracing::info!(by = %identity, method, "called by hand");
+                Ok(())
+            }
+            Role::Host => {
+                no(format!("{identity} may not call `{method}` here: a host acts for itself only"))
+            }
+        },
+    }
 }
 
 impl Service {

@@ -57,6 +57,9 @@ pub struct Config {
     pub grpc: SocketAddr,
     /// Where people and programs reach it over REST.
     pub rest: SocketAddr,
+    /// Where this planner's certificates are, and what REST speaks. `None`: plain text is spoken, where
+    /// the configuration says that nobody else listens.
+    pub tls: Option<Tls>,
     /// Where the store is.
     pub store: StoreUrl,
     /// How the fleet is used.
@@ -72,6 +75,26 @@ pub struct Config {
 }
 
 pub use store_url::{PostgresUrl, StoreUrl};
+
+/// How this planner proves who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Where its certificates are.
+    pub dir: PathBuf,
+    /// What is spoken on the port of REST.
+    pub rest: RestSecurity,
+}
+
+/// What is spoken on the port of REST beside a gRPC that speaks TLS.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum RestSecurity {
+    /// HTTPS; operators show their certificates.
+    #[default]
+    Tls,
+    /// HTTP, on this machine only; whoever is on it may do anything.
+    PlainOnLoopback,
+}
 
 /// How the fleet is used.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +157,8 @@ pub struct MigrationDefaults {
     pub auto_converge: bool,
     /// What may be done if the live transfer is refused.
     pub downgrade: Downgrade,
+    /// What is done if a precopy does not converge.
+    pub not_converging: NotConverging,
 }
 
 /// What operators say of one host; its agent cannot.
@@ -157,8 +182,6 @@ struct RawConfig {
     state_dir: PathBuf,
     listen: RawListen,
     #[serde(default)]
-    /// What is done if a precopy does not converge.
-    pub not_converging: NotConverging,
     store: RawStore,
     #[serde(default)]
     policy: RawPolicy,
@@ -167,6 +190,7 @@ struct RawConfig {
     #[serde(default)]
     host: Vec<RawHost>,
     fence: Option<RawFence>,
+    tls: Option<RawTls>,
     security: Option<RawSecurity>,
     #[cfg(feature = "fault-points")]
     fault_points: Option<RawFaultPoints>,
@@ -232,6 +256,7 @@ struct RawMigration {
     switchover_limit: String,
     auto_converge: bool,
     downgrade: String,
+    not_converging: String,
 }
 
 impl Default for RawMigration {
@@ -244,6 +269,7 @@ impl Default for RawMigration {
             switchover_limit: "30s".to_owned(),
             auto_converge: false,
             downgrade: Downgrade::Never.label().to_owned(),
+            not_converging: NotConverging::Abort.label().to_owned(),
         }
     }
 }
@@ -256,7 +282,14 @@ struct RawHost {
     #[serde(default)]
     labels: BTreeMap<String, String>,
 }
-    not_converging: String,
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTls {
+    dir: PathBuf,
+    #[serde(default)]
+    rest: RestSecurity,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -269,7 +302,6 @@ struct RawSecurity {
 #[serde(rename_all = "snake_case")]
 enum PlainText {
     Loopback,
-            not_converging: NotConverging::Abort.label().to_owned(),
     Namespace,
 }
 
@@ -300,7 +332,17 @@ impl Config {
         raw: RawConfig,
         isolated: impl Fn() -> std::io::Result<bool>,
     ) -> Result<Self, ConfigError> {
-        let plain_text = check_security(raw.security.as_ref(), &raw.listen, isolated)?;
+        let tls = raw.tls.map(|tls| Tls { dir: tls.dir, rest: tls.rest });
+        let plain_text = match (&tls, &raw.security) {
+            (Some(_), Some(_)) => {
+                return Err(invalid(
+                    "security.plain_text",
+                    "there is [tls] as well; remove one of them",
+                ));
+            }
+            (Some(tls), None) => check_tls(tls, &raw.listen)?,
+            (None, security) => check_security(security.as_ref(), &raw.listen, isolated)?,
+        };
         let store = match raw.store.url {
             Some(url) => StoreUrl::parse(&url, plain_text)?,
             None => StoreUrl::Sqlite(raw.state_dir.join("planner.db")),
@@ -313,6 +355,7 @@ impl Config {
             store,
             grpc: raw.listen.grpc,
             rest: raw.listen.rest,
+            tls,
             policy: raw.policy.validated()?,
             migration: raw.migration.validated()?,
             hosts: validated_hosts(raw.host)?,
@@ -393,6 +436,10 @@ impl RawMigration {
                 let problem = format!("`{}` is none of never, snapshot", self.downgrade);
                 invalid("migration.downgrade", problem)
             })?,
+            not_converging: NotConverging::from_label(&self.not_converging).ok_or_else(|| {
+                let problem = format!("`{}` is none of abort, postcopy", self.not_converging);
+                invalid("migration.not_converging", problem)
+            })?,
         })
     }
 }
@@ -428,6 +475,22 @@ fn invalid(field: &str, problem: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { field: field.to_owned(), problem: problem.into() }
 }
 
+/// Refuses certificates that cannot be found, and HTTP where others could listen in; returns which
+/// traffic to a database may be unencrypted all the same.
+fn check_tls(tls: &Tls, listen: &RawListen) -> Result<PlainText, ConfigError> {
+    if !tls.dir.is_absolute() {
+        return Err(invalid("tls.dir", "must be an absolute path"));
+    }
+    if tls.rest == RestSecurity::PlainOnLoopback && !is_loopback(listen.rest.ip()) {
+        let problem = format!(
+            "{} is not a loopback address, and tls.rest = \"plain_on_loopback\" allows no other: listen on 127.0.0.1, or speak TLS",
+            listen.rest
+        );
+        return Err(invalid("listen.rest", problem));
+    }
+    Ok(PlainText::Loopback)
+}
+
 /// Refuses to listen unencrypted where others could listen in; returns where none can.
 fn check_security(
     security: Option<&RawSecurity>,
@@ -436,12 +499,8 @@ fn check_security(
 ) -> Result<PlainText, ConfigError> {
     let Some(security) = security else {
         return Err(invalid(
-            not_converging: NotConverging::from_label(&self.not_converging).ok_or_else(|| {
-                let problem = format!("`{}` is none of abort, postcopy", self.not_converging);
-                invalid("migration.not_converging", problem)
-            })?,
             "security",
-            "the table is missing: without it traffic would be unencrypted; say where that is acceptable with plain_text = \"loopback\" or \"namespace\"",
+            "say how this planner is protected: `[tls] dir = \"/etc/vmferry/tls\"`, with what `vmferry pki issue planner NAME` makes; or, where nobody else listens, [security] plain_text = \"loopback\" or \"namespace\"",
         ));
     };
     match security.plain_text {
@@ -545,6 +604,22 @@ mod tests {
     fn without_a_word_on_security_the_planner_does_not_start() {
         let text = MINIMAL.replace("[security]", "").replace("plain_text = \"loopback\"", "");
         assert!(read(&text).unwrap_err().contains("security"));
+    }
+
+    #[test]
+    fn with_certificates_any_address_will_do() {
+        let text = MINIMAL
+            .replace("127.0.0.1", "10.0.0.1")
+            .replace("[security]", "[tls]")
+            .replace("plain_text = \"loopback\"", "dir = \"/etc/vmferry/tls\"");
+        let tls = read(&text).unwrap().tls.unwrap();
+        assert_eq!((tls.dir.to_str(), tls.rest), (Some("/etc/vmferry/tls"), RestSecurity::Tls));
+        let plain = format!("{text}\nrest = \"plain_on_loopback\"");
+        assert!(read(&plain).unwrap_err().contains("listen.rest"));
+        assert!(read(&plain.replace("10.0.0.1:9095", "127.0.0.1:9095")).is_ok());
+        assert!(read(&text.replace("/etc", "etc")).unwrap_err().contains("tls.dir"));
+        let both = format!("{text}\n[security]\nplain_text = \"loopback\"");
+        assert!(read(&both).unwrap_err().contains("remove one"));
     }
 
     #[test]

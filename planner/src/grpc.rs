@@ -6,6 +6,7 @@ use futures::stream::{BoxStream, StreamExt as _};
 use tonic::{Code, Request, Response, Status};
 use vmferry_proto::v1::planner_server::Planner as PlannerService;
 use vmferry_proto::{refusal, v1};
+use vmferry_tls::{Caller, Peer, Role};
 
 use crate::api::{ApiError, Kind};
 use crate::planner::Planner;
@@ -57,6 +58,48 @@ fn reply<T>(result: Result<T, ApiError>) -> Result<Response<T>, Status> {
     result.map(Response::new).map_err(|error| status(&error))
 }
 
+/// Says who may call what: hosts report, operators do everything else. Over plain text whoever
+/// reaches it may, which is why plain text is spoken where nobody else does.
+pub(crate) fn may_call(peer: &Peer, method: &str) -> Result<(), Status> {
+    let wanted = if method == "Report" { Role::Host } else { Role::Operator };
+    match &peer.caller {
+        Caller::PlainText => Ok(()),
+        Caller::Known(identity) if identity.role() == wanted => Ok(()),
+        Caller::Known(_) | Caller::Anonymous => Err(not_allowed(
+            peer,
+            method,
+            &format!("{} may not call `{method}`: that is for a {wanted}", peer.caller),
+        )),
+    }
+}
+
+/// Refuses a report about another host than the one that sends it.
+fn check_reporter(peer: Option<&Peer>, report: &v1::HostReport) -> Result<(), Status> {
+    let Some(peer) = peer else { return Err(Status::internal("nobody knows who calls")) };
+    match &peer.caller {
+        Caller::PlainText => Ok(()),
+        Caller::Known(identity)
+            if identity.host_id().is_some_and(|id| id.as_str() == report.host_id) =>
+        {
+            Ok(())
+        }
+        Caller::Known(_) | Caller::Anonymous => Err(not_allowed(
+            peer,
+            "Report",
+            &format!(
+                "host_id: {} may not report for host `{}`: a host speaks for itself only",
+                peer.caller, report.host_id
+            ),
+        )),
+    }
+}
+
+fn not_allowed(peer: &Peer, method: &str, why: &str) -> Status {
+    tracing::warn!(caller = %peer.caller, peer = %peer.address, method, "call refused");
+    let detail = v1::ErrorDetail { code: "not_allowed".to_owned(), ..v1::ErrorDetail::default() };
+    refusal::status(Code::PermissionDenied, why, detail)
+}
+
 #[tonic::async_trait]
 impl PlannerService for Service {
     type WatchMigrationStream = BoxStream<'static, Result<v1::Migration, Status>>;
@@ -65,6 +108,7 @@ impl PlannerService for Service {
         &self,
         request: Request<v1::HostReport>,
     ) -> Result<Response<v1::ReportReply>, Status> {
+        check_reporter(request.extensions().get::<Peer>(), request.get_ref())?;
         reply(self.planner.report(request.into_inner()).await)
     }
 

@@ -30,6 +30,7 @@ pub mod planner;
 pub mod queue;
 pub mod reconciler;
 pub mod rest;
+pub mod security;
 pub mod server;
 mod sharing;
 pub mod shutdown;

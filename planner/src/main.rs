@@ -16,7 +16,8 @@ use vmferry_planner::planner::{Parts, Planner};
 use vmferry_planner::shutdown::Shutdown;
 use vmferry_planner::store::sql::SqlStore;
 use vmferry_planner::store::{Sharing, Store};
-use vmferry_planner::{server, telemetry};
+use vmferry_planner::{security, server, telemetry};
+use vmferry_tls::{Acceptor, Protocol};
 
 /// Decides where VMs go, and sees every move through to its end.
 #[derive(Debug, Parser)]
@@ -32,6 +33,7 @@ async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let config = Config::load(&flags.config)?;
     telemetry::install().map_err(|error| anyhow::anyhow!("set up logging: {error}"))?;
+    let (security, rest_security) = security::open(config.tls.as_ref())?;
     let store = SqlStore::open(&config.store).await?;
     if store.sharing() == Sharing::Alone {
         // Whoever held leases in it is gone.
@@ -44,7 +46,7 @@ async fn main() -> anyhow::Result<()> {
     let (grpc_address, rest_address) = (config.grpc, config.rest);
     let planner = Planner::new(Parts {
         faults: FaultPoints::new(config.fault_points.clone()),
-        agents: Arc::new(GrpcAgents::new(directory)),
+        agents: Arc::new(GrpcAgents::new(directory, security.clone())),
         config,
         store,
         inventory,
@@ -58,6 +60,8 @@ async fn main() -> anyhow::Result<()> {
         .with_context(|| format!("listen for REST on {rest_address}"))?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let grpc = Acceptor::new(grpc, security, Protocol::Grpc);
+    let rest = Acceptor::new(rest, rest_security, Protocol::Http);
     server::serve(&planner, grpc, rest);
     info!(grpc = %grpc_address, rest = %rest_address, "planner is up");
     notify(&[sd_notify::NotifyState::Ready]);

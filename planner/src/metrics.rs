@@ -11,6 +11,7 @@ use vmferry_planner_core::capacity::figures;
 use vmferry_planner_core::fleet::Fleet;
 use vmferry_planner_core::lifecycle::{Emptying, Kind};
 use vmferry_planner_core::queue::Priority;
+use vmferry_tls::Security;
 use vmferry_types::{PhaseLabel, Timestamp};
 
 use crate::api::ApiError;
@@ -52,6 +53,11 @@ struct Host {
     host: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Certificate {
+    of: &'static str,
+}
+
 type ByHost = Family<Host, Gauge<f64, AtomicU64>>;
 
 /// Writes all metrics as text.
@@ -59,7 +65,7 @@ type ByHost = Family<Host, Gauge<f64, AtomicU64>>;
 /// # Errors
 ///
 /// Fails if the store does.
-pub async fn render(planner: &Planner) -> Result<String, ApiError> {
+pub async fn render(planner: &Planner, security: &Security) -> Result<String, ApiError> {
     let open = Filter { open: OnlyOpen::Open, ..Filter::default() };
     let rows = planner.store().migrations(&open).await?;
     let parts = &planner.parts;
@@ -72,6 +78,7 @@ pub async fn render(planner: &Planner) -> Result<String, ApiError> {
     emptyings(&mut registry, &planner.store().emptyings(&open).await?);
     queue(&mut registry, &queued(planner).await?, clock::now());
     tasks(&mut registry);
+    certificates(&mut registry, security);
     let mut out = String::new();
     // Writing into a String does not fail; if it did, what is there is still true.
     if text::encode(&mut out, &registry).is_err() {
@@ -193,6 +200,28 @@ fn queue(registry: &mut Registry, rows: &[Queued], now: Timestamp) {
         "queue_oldest_age_seconds",
         "How long the one that waits longest has been without room, in seconds; 0 if none waits",
         oldest,
+    );
+}
+
+/// Says until when certificates count, and whether the files that are there are the ones in use.
+fn certificates(registry: &mut Registry, security: &Security) {
+    let Some(live) = security.live() else { return };
+    let ends = Family::<Certificate, Gauge>::default();
+    for expiry in live.current().expiries() {
+        let not_after = i64::try_from(expiry.not_after).unwrap_or(i64::MAX);
+        ends.get_or_create(&Certificate { of: expiry.of }).set(not_after);
+    }
+    let usable: Gauge = Gauge::default();
+    usable.set(i64::from(live.trouble().is_none()));
+    registry.register(
+        "planner_certificate_not_after_seconds",
+        "Until when certificates count, in seconds since 1970",
+        ends,
+    );
+    registry.register(
+        "planner_certificate_files_usable",
+        "Whether the certificate files that are there are in use (1) or broken (0)",
+        usable,
     );
 }
 

@@ -6,6 +6,7 @@ mod events;
 mod extract;
 mod lifecycle;
 mod operator;
+mod secured;
 
 use std::sync::Arc;
 
@@ -14,11 +15,14 @@ use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use axum::{Extension, middleware};
 use serde::Deserialize;
 use vmferry_proto::v1;
+use vmferry_tls::Security;
 
 use self::error::RestError;
 use self::extract::{Message, Segment};
+pub use self::secured::{Caller, Secured};
 use crate::planner::Planner;
 
 /// Definitions are a few KiB; nothing here needs more.
@@ -28,7 +32,7 @@ type Answer<T> = Result<axum::Json<T>, RestError>;
 type Shared = State<Arc<Planner>>;
 
 /// Returns all routes.
-pub fn router(planner: Arc<Planner>) -> Router {
+pub fn router(planner: Arc<Planner>, security: Security) -> Router {
     Router::new()
         .route("/api/capacity", get(capacity::capacity))
         .route("/api/hosts", get(hosts))
@@ -65,6 +69,8 @@ pub fn router(planner: Arc<Planner>) -> Router {
         .fallback(|| async { RestError::no_route() })
         .method_not_allowed_fallback(|| async { RestError::no_method() })
         .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(middleware::from_fn(secured::authorize))
+        .layer(Extension(security))
         .with_state(planner)
 }
 
@@ -169,8 +175,11 @@ async fn cancel(State(planner): Shared, Segment(id): Segment) -> Result<Response
     Ok((StatusCode::ACCEPTED, axum::Json(migration)).into_response())
 }
 
-async fn metrics(State(planner): Shared) -> Result<Response, RestError> {
-    let text = crate::metrics::render(&planner).await?;
+async fn metrics(
+    State(planner): Shared,
+    Extension(security): Extension<Security>,
+) -> Result<Response, RestError> {
+    let text = crate::metrics::render(&planner, &security).await?;
     const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, TEXT)], text).into_response())
 }

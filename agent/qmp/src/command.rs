@@ -206,6 +206,43 @@ impl YankInstance {
     }
 }
 
+/// Makes an object of QEMU's: credentials, or a list of who may.
+#[derive(Clone, Debug, Serialize)]
+pub struct ObjectAdd {
+    /// Its kind under QEMU's name.
+    #[serde(rename = "qom-type")]
+    pub kind: String,
+    /// Its name from now on.
+    pub id: String,
+    /// What it is made of, under QEMU's names.
+    #[serde(flatten)]
+    pub properties: Map<String, Value>,
+}
+command!(ObjectAdd, "object-add" -> Nothing);
+
+impl ObjectAdd {
+    /// Names an object that has nothing yet.
+    #[must_use]
+    pub fn new(kind: &str, id: &str) -> Self {
+        Self { kind: kind.to_owned(), id: id.to_owned(), properties: Map::new() }
+    }
+
+    /// Adds one property under QEMU's name.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.properties.insert(name.to_owned(), value.into());
+        self
+    }
+}
+
+/// Removes an object. Refused where there is none of that name.
+#[derive(Clone, Debug, Serialize)]
+pub struct ObjectDel {
+    /// Its name.
+    pub id: String,
+}
+command!(ObjectDel, "object-del" -> Nothing);
+
 /// Runs the guest.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cont {}

@@ -11,7 +11,7 @@ use vmferry_proto::v1;
 use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters};
 use vmferry_types::Fence;
 
-use super::{Outcome, end, launch, postcopy, start};
+use super::{Outcome, end, launch, postcopy, protect, start};
 use crate::error::{CommandError, chain};
 use crate::lane::Lane;
 use crate::monitor::MonitorError;
@@ -182,6 +182,7 @@ async fn listen(
             .collect();
         return Err(CommandError::Blocked(blockers));
     }
+    protect::receiver(lane, process, &source.tls_host).await?;
     Ok((bind(lane, process).await?, carries))
 }
 

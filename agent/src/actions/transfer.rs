@@ -7,7 +7,7 @@ use vmferry_proto::v1;
 use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, MigrateSetParameters, QueryMigrate};
 use vmferry_types::Fence;
 
-use super::{Outcome, postcopy};
+use super::{Outcome, postcopy, protect};
 use crate::describe;
 use crate::error::CommandError;
 use crate::lane::Lane;
@@ -36,6 +36,7 @@ pub(super) async fn run(
         }
     }
     let (before, carries) = prepare(&process, &policy, &armed).await?;
+    protect::sender(lane, &process, &transfer.receiver_host).await?;
     if let Part::Running { outgoing, .. } = &mut lane.record.part {
         *outgoing = Some(Outgoing {
             migration: fence.migration,

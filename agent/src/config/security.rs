@@ -1,11 +1,11 @@
-//! Where plain text may be spoken.
+//! How an agent is protected: by TLS, or by speaking where nobody else listens.
 //!
-//! There is no TLS yet, and a guest's memory and the right to command hosts are on the wire. So an
-//! agent serves only where nobody else listens, and only if it was told so.
+//! A guest's memory and the right to command hosts are on the wire. So there is TLS, or an operator
+//! has said where plain text is safe; there is nothing in between, and no default that is open.
 
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -21,22 +21,39 @@ pub(super) enum PlainText {
     Namespace,
 }
 
-/// Returns what keeps plain text from being spoken at these addresses.
+/// Returns what keeps an agent from being protected so.
 pub(super) fn check(
     plain_text: Option<PlainText>,
+    tls: Option<&PathBuf>,
     addresses: &[(&str, IpAddr)],
     planners: Option<&Planners>,
 ) -> Vec<String> {
-    match plain_text {
-        None => vec![
-            "security.plain_text: is missing. TLS has not landed, so an agent speaks plain text and must be told \
-             where that is safe: \"loopback\" (all addresses on this machine) or \"namespace\" (a network namespace \
-             of its own)"
+    let mut errors = match (plain_text, tls) {
+        (None, None) => vec![
+            "security: say how this agent is protected: `[tls] dir = \"/etc/vmferry/tls\"`, with what `vmferry pki \
+             issue host ID` makes; or, where nobody else listens, security.plain_text = \"loopback\" (all addresses \
+             on this machine) or \"namespace\" (a network namespace of its own)"
                 .to_owned(),
         ],
-        Some(PlainText::Loopback) => not_loopback(addresses, planners),
-        Some(PlainText::Namespace) => not_in_a_namespace(),
-    }
+        (Some(_), Some(_)) => {
+            vec!["security.plain_text: there is [tls] as well; remove one of them".to_owned()]
+        }
+        (None, Some(dir)) if !dir.is_absolute() => {
+            vec!["tls.dir: must be an absolute path".to_owned()]
+        }
+        (None, Some(_)) => Vec::new(),
+        (Some(PlainText::Loopback), None) => not_loopback(addresses, planners),
+        (Some(PlainText::Namespace), None) => not_in_a_namespace(),
+    };
+    let (wanted, why) = match tls {
+        Some(_) => ("https://", "this agent speaks TLS"),
+        None => ("http://", "this agent speaks plain text"),
+    };
+    let planners = planners.iter().flat_map(|planners| &planners.addresses);
+    errors.extend(planners.filter(|address| !address.starts_with(wanted)).map(|address| {
+        format!("planner.addresses: `{address}` must begin with {wanted}, since {why}")
+    }));
+    errors
 }
 
 fn not_loopback(addresses: &[(&str, IpAddr)], planners: Option<&Planners>) -> Vec<String> {

@@ -14,6 +14,7 @@ use vmferry_agent::shutdown::Shutdown;
 use vmferry_proto::v1;
 use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::execute_request::Action;
+use vmferry_tls::{Expected, Identity, Security};
 
 use crate::planner::Planner;
 use crate::rom;
@@ -23,9 +24,12 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 /// One host: its agent may go and come back, its directories stay.
 pub(crate) struct Host {
+    pub(crate) id: String,
     dir: TempDir,
     config: PathBuf,
     running: Option<(Arc<Agent>, Shutdown)>,
+    driver: Security,
+    pub(crate) address: String,
     pub(crate) client: AgentClient<Channel>,
 }
 
@@ -36,21 +40,27 @@ impl Host {
 
     /// Makes a host whose configuration says `more`.
     pub(crate) async fn with(id: &str, ports: u16, more: &str) -> Self {
+        let more = format!("[security]\nplain_text = 'loopback'\n{more}");
+        Self::secured(id, ports, &more, Security::PlainText).await
+    }
+
+    /// Makes a host whose configuration says `more`, of its security as well, and whose agent is
+    /// called as `driver`.
+    pub(crate) async fn secured(id: &str, ports: u16, more: &str, driver: Security) -> Self {
         let dir = tempfile::Builder::new().prefix("vf").tempdir().unwrap();
         let config = dir.path().join("agent.toml");
         let (state, run) = (dir.path().join("state"), dir.path().join("run"));
         let text = format!(
             "host_id = '{id}'\nstate_dir = '{}'\nrun_dir = '{}'\n\
              [listen]\ngrpc = '127.0.0.1:0'\nmetrics = '127.0.0.1:0'\n\
-             [migration]\naddress = '127.0.0.1'\nports = '{ports}-{}'\n\
-             [security]\nplain_text = 'loopback'\n{more}",
+             [migration]\naddress = '127.0.0.1'\nports = '{ports}-{}'\n{more}",
             state.display(),
             run.display(),
             ports + 7
         );
         std::fs::write(&config, text).unwrap();
-        let (running, client) = start(&config).await;
-        Self { dir, config, running: Some(running), client }
+        let (running, address, client) = start(&config, id, &driver).await;
+        Self { id: id.to_owned(), dir, config, running: Some(running), driver, address, client }
     }
 
     /// Ends the agent and starts a new one over the same directories.
@@ -61,8 +71,9 @@ impl Host {
 
     /// Starts the agent again over the same directories.
     pub(crate) async fn start(&mut self) {
-        let (running, client) = start(&self.config).await;
+        let (running, address, client) = start(&self.config, &self.id, &self.driver).await;
         self.running = Some(running);
+        self.address = address;
         self.client = client;
     }
 
@@ -94,19 +105,32 @@ impl Host {
         entries.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
     }
 
+    /// Says whether certificates lie in the runtime directory.
+    pub(crate) fn holds_certificates(&self) -> bool {
+        let launches = std::fs::read_dir(self.run_dir()).unwrap();
+        launches.into_iter().any(|launch| launch.unwrap().path().join("tls").exists())
+    }
+
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 }
 
-async fn start(config: &Path) -> ((Arc<Agent>, Shutdown), AgentClient<Channel>) {
+async fn start(
+    config: &Path,
+    id: &str,
+    driver: &Security,
+) -> ((Arc<Agent>, Shutdown), String, AgentClient<Channel>) {
     let shutdown = Shutdown::default();
     let launcher = Launcher::new(LauncherKind::Detached, env!("CARGO_BIN_EXE_vmferry-agent"));
     let config = Config::load(config).unwrap();
     let agent = Agent::start(config, launcher, shutdown.clone()).await.unwrap();
     let address = agent::serve(&agent).await.unwrap();
-    let client = AgentClient::connect(format!("http://{address}")).await.unwrap();
-    ((agent, shutdown), client)
+    let address = format!("https://{address}");
+    let (endpoint, _) = vmferry_tls::endpoint(&address).unwrap();
+    let expected = Expected::Exactly(Identity::host(id.parse().unwrap()));
+    let client = AgentClient::new(vmferry_tls::channel(&endpoint, driver, expected));
+    ((agent, shutdown), address, client)
 }
 
 /// One VM, the driver's place in its claim, and both hosts.
@@ -146,6 +170,11 @@ impl World {
     async fn with(more: &str) -> Self {
         let ports = 20_000 + u16::try_from(std::process::id() % 1500).unwrap() * 16;
         let (a, b) = tokio::join!(Host::with("a", ports, more), Host::new("b", ports + 8));
+        Self::of(a, b)
+    }
+
+    /// Makes a world of two hosts that are there.
+    pub(crate) fn of(a: Host, b: Host) -> Self {
         let rom = a.dir.path().join("idle.bin");
         std::fs::write(&rom, rom::idle()).unwrap();
         let vm = uuid::Uuid::new_v4().to_string();
@@ -333,7 +362,8 @@ impl World {
         &mut self,
         listener: v1::Listener,
     ) -> Result<v1::ExecuteReply, Status> {
-        let transfer = v1::StartTransfer { listener: Some(listener), policy: None };
+        let receiver_host = self.b.id.clone();
+        let transfer = v1::StartTransfer { listener: Some(listener), policy: None, receiver_host };
         self.execute(Side::A, Action::StartTransfer(transfer)).await
     }
 

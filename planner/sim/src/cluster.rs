@@ -226,6 +226,7 @@ fn config() -> Config {
         state_dir: PathBuf::new(),
         grpc: any,
         rest: any,
+        tls: None,
         store: StoreUrl::Sqlite(PathBuf::new()),
         policy: Policy {
             reserve_memory: none,
@@ -248,8 +249,8 @@ fn config() -> Config {
             switchover_limit: Duration::from_secs(15),
             auto_converge: false,
             downgrade: Downgrade::Never,
-        },
             not_converging: NotConverging::Abort,
+        },
         hosts: BTreeMap::new(),
         fence: None,
         fault_points: None,

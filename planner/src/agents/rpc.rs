@@ -16,6 +16,7 @@ use vmferry_proto::v1::{
     ExecuteReply, ExecuteRequest, GetReportRequest, HostReport, ObserveRequest, SourceDescription,
     VmObservation,
 };
+use vmferry_tls::{Expected, Identity, Security};
 use vmferry_types::{HostId, VmId};
 
 use super::{AgentError, Agents, Answer};
@@ -59,14 +60,16 @@ struct Connection {
 #[derive(Debug)]
 pub struct GrpcAgents {
     directory: Arc<Directory>,
+    security: Security,
     connections: Mutex<BTreeMap<HostId, Connection>>,
 }
 
 impl GrpcAgents {
-    /// Reaches agents at the addresses that `directory` holds at the time of the call.
+    /// Reaches agents at the addresses that `directory` holds at the time of the call. Over TLS each
+    /// has to prove that it is that host's.
     #[must_use]
-    pub fn new(directory: Arc<Directory>) -> Self {
-        Self { directory, connections: Mutex::new(BTreeMap::new()) }
+    pub fn new(directory: Arc<Directory>, security: Security) -> Self {
+        Self { directory, security, connections: Mutex::new(BTreeMap::new()) }
     }
 
     fn client(&self, host: &HostId, operation: &'static str) -> Answer<AgentClient<Channel>> {
@@ -87,7 +90,8 @@ impl GrpcAgents {
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
             .keep_alive_while_idle(true);
-        let client = AgentClient::new(endpoint.connect_lazy());
+        let expected = Expected::Exactly(Identity::host(host.clone()));
+        let client = AgentClient::new(vmferry_tls::channel(&endpoint, &self.security, expected));
         connections.insert(host.clone(), Connection { address, client: client.clone() });
         Ok(client)
     }
@@ -152,9 +156,18 @@ fn error(host: &HostId, operation: &'static str, status: &Status) -> AgentError 
         ) => AgentError::Unreachable {
             host: host.clone(),
             operation,
-            reason: format!("{}: {}", status.code(), status.message()),
+            reason: format!("{}: {}", status.code(), said(status)),
         },
     }
+}
+
+/// Says why a call failed: what the transport met is only in the causes.
+fn said(status: &Status) -> String {
+    let cause = std::error::Error::source(status);
+    cause.map_or_else(
+        || status.message().to_owned(),
+        |cause| format!("{}: {}", status.message(), crate::telemetry::Chain(cause)),
+    )
 }
 
 /// Refuses the word of another host's agent: an address may have passed on since it was learnt, and
@@ -284,7 +297,12 @@ impl Agents for GrpcAgents {
         Box::pin(async move {
             let mut client = self.client(host, "describe_source")?;
             let request = DescribeSourceRequest { vm_id: vm.to_string() };
-            answer(host, "describe_source", LOOK_DEADLINE, client.describe_source(request)).await
+            let call = client.describe_source(request);
+            let told = answer(host, "describe_source", LOOK_DEADLINE, call).await?;
+            if told.tls_host.is_empty() || told.tls_host == host.as_str() {
+                return Ok(told);
+            }
+            Err(anothers(host, "describe_source", &told.tls_host))
         })
     }
 

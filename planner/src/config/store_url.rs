@@ -99,7 +99,7 @@ fn postgres(url: &str, plain_text: PlainText) -> Result<StoreUrl, ConfigError> {
         return Err(invalid(
             "store.url",
             format!(
-                "{place} is another machine, and security.plain_text = \"loopback\" allows no unencrypted traffic to it: add sslmode=verify-full, and sslrootcert=/path if the server's authority is your own"
+                "{place} is another machine, and traffic to it may not be unencrypted: add sslmode=verify-full, and sslrootcert=/path if the server's authority is your own"
             ),
         ));
     }

@@ -49,6 +49,9 @@ pub fn command(
         Effect::StartTransfer { listener } => Action::StartTransfer(v1::StartTransfer {
             listener: Some(listener_message(listener)),
             policy: Some(policy(&row.migration)),
+            receiver_host: host_of(&row.migration, Side::Destination)
+                .map(|host| host.to_string())
+                .unwrap_or_default(),
         }),
         Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
@@ -110,9 +113,6 @@ fn policy(migration: &Migration) -> v1::TransferPolicy {
         timeout_ms: terms.transfer_timeout.value(),
         stall_ms: terms.stall_limit.value(),
         switchover_ms: terms.switchover_limit.value(),
-    }
-}
-
         postcopy: postcopy(migration).into(),
     }
 }
@@ -124,6 +124,9 @@ fn postcopy(migration: &Migration) -> v1::Postcopy {
         (Method::Precopy, NotConverging::Postcopy) => v1::Postcopy::Allowed,
         (Method::Precopy, NotConverging::Abort)
         | (Method::Snapshot | Method::Cold | Method::DiskCopy, _) => v1::Postcopy::Off,
+    }
+}
+
 fn listener_message(listener: &Listener) -> v1::Listener {
     v1::Listener {
         address: listener.address.clone(),

@@ -59,6 +59,11 @@ impl RestError {
         Self::new(rejection.status(), "invalid", message, String::new())
     }
 
+    /// Says that whoever calls may not.
+    pub(super) fn not_allowed(status: StatusCode, message: String) -> Self {
+        Self::new(status, "not_allowed", message, String::new())
+    }
+
     pub(super) fn no_route() -> Self {
         let message = "there is no such path".to_owned();
         Self::new(StatusCode::NOT_FOUND, "not_found", message, String::new())

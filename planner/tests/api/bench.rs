@@ -21,6 +21,7 @@ use vmferry_planner::store::sql::SqlStore;
 use vmferry_planner::store::{Sharing, Store};
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
+use vmferry_tls::{Acceptor, Protocol, Security};
 
 use crate::world::World;
 
@@ -87,6 +88,8 @@ async fn planner(dir: &Path, url: &StoreUrl, world: &World) -> (Arc<Planner>, Ed
     let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let rest = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let edges = (rest.local_addr().unwrap(), grpc.local_addr().unwrap());
+    let grpc = Acceptor::new(grpc, Security::PlainText, Protocol::Grpc);
+    let rest = Acceptor::new(rest, Security::PlainText, Protocol::Http);
     server::serve(&planner, grpc, rest);
     (planner, edges)
 }

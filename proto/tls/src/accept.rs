@@ -68,6 +68,12 @@ impl Acceptor {
         }
     }
 
+    /// Returns how its connections are protected.
+    #[must_use]
+    pub const fn security(&self) -> &Security {
+        &self.security
+    }
+
     /// Returns where it listens.
     ///
     /// # Errors

@@ -152,6 +152,7 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
                 ..Listener::default()
             }),
             policy: Some(policy(dice)),
+            receiver_host: noise::text(dice),
         }),
         5 => Action::OrderSwitchover(OrderSwitchover {}),
         6 => Action::CancelTransfer(CancelTransfer { cause }),
@@ -166,7 +167,6 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
         9 => Action::DestroyReceiver(DestroyReceiver { cause, source_gone: None }),
         10 => Action::ReleaseSource(ReleaseSource::default()),
         11 => Action::KillSource(KillSource { cause }),
-        _ => Action::ForgetVm(ForgetVm {}),
         12 => Action::StartPostcopy(StartPostcopy {}),
         13 => Action::RecoverReceiver(RecoverReceiver {}),
         14 => Action::ResumeTransfer(ResumeTransfer {
@@ -177,6 +177,7 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
                 ..Listener::default()
             }),
         }),
+        _ => Action::ForgetVm(ForgetVm {}),
     })
 }
 
@@ -196,8 +197,8 @@ fn policy(dice: &mut Dice) -> TransferPolicy {
         timeout_ms: noise::number(dice),
         stall_ms: noise::number(dice),
         switchover_ms: noise::number(dice),
-    }
         postcopy: noise::small(dice).cast_signed(),
+    }
 }
 
 fn source(prey: &Prey, dice: &mut Dice) -> SourceDescription {
@@ -229,5 +230,6 @@ fn source(prey: &Prey, dice: &mut Dice) -> SourceDescription {
         blockers: Vec::new(),
         run_state: noise::text(dice),
         cpu_features: vec![noise::text(dice)],
+        tls_host: String::new(),
     }
 }
