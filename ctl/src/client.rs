@@ -4,8 +4,10 @@ mod hosts;
 
 use prost::Message as _;
 use std::error::Error as _;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_proto::v1::{
@@ -16,6 +18,9 @@ use vmferry_proto::v1::{
     ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
 };
 
+use vmferry_tls::{Expected, Live, Role, Scheme, Security, Use};
+
+use crate::config::Settings;
 use crate::failure::{Failure, Refusal};
 
 /// How long one call may take. The planner answers from its store; only the calls that preflight
@@ -49,21 +54,40 @@ enum Unanswered {
 }
 
 impl Client {
-    /// Prepares calls to the planner at `address`; connects with the first.
-    pub(crate) fn new(address: String) -> Result<Self, Failure> {
+    /// Prepares calls to the planner; connects with the first.
+    pub(crate) fn new(settings: Settings) -> Result<Self, Failure> {
+        let Settings { planner, tls_dir } = settings;
         let wrong = |problem: String| Failure::Usage {
-            operation: format!("read the planner's address {address:?}"),
-            problem: format!("{problem}; write it as http://HOST:PORT"),
+            operation: format!("read the planner's address {planner:?}"),
+            problem,
         };
-        let endpoint = Endpoint::from_shared(address.clone())
-            .map_err(|error| wrong(error.to_string()))?
+        let (endpoint, scheme) =
+            vmferry_tls::endpoint(&planner).map_err(|error| wrong(error.to_string()))?;
+        let endpoint = endpoint
             .connect_timeout(CONNECT_MAX)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE);
-        if endpoint.uri().scheme_str() != Some("http") {
-            return Err(wrong("only http is spoken".to_owned()));
-        }
-        Ok(Self { planner: address, api: PlannerClient::new(endpoint.connect_lazy()) })
+        let security = match (scheme, tls_dir) {
+            (Scheme::PlainText, None) => Security::PlainText,
+            (Scheme::Tls, Some(dir)) => Security::Tls(identity(&dir)?),
+            (Scheme::Tls, None) => {
+                return Err(wrong(
+                    "https takes a certificate: name its directory with --tls-dir, VMFERRY_TLS_DIR or \
+                     `tls_dir` in the config file; `vmferry pki issue operator NAME` makes one"
+                        .to_owned(),
+                ));
+            }
+            // Never silently without what the caller counts on.
+            (Scheme::PlainText, Some(dir)) => {
+                return Err(wrong(format!(
+                    "http is plain text, and a certificate is given ({}); write https://, or leave the \
+                     certificate out",
+                    dir.display()
+                )));
+            }
+        };
+        let channel = vmferry_tls::channel(&endpoint, &security, Expected::Any(Role::Planner));
+        Ok(Self { planner, api: PlannerClient::new(channel) })
     }
 
     pub(crate) async fn list_hosts(&self) -> Result<ListHostsReply, Failure> {
@@ -231,7 +255,8 @@ impl Client {
                 Unanswered::InDoubt(advice) if !never_sent(status) => advice.clone(),
                 Unanswered::Harmless | Unanswered::InDoubt(_) => {
                     "is vmferry-planner running there? Set another address with --planner \
-                     http://HOST:9096, or `planner` in /etc/vmferry/ctl.toml"
+                     https://HOST:9096, or `planner` in /etc/vmferry/ctl.toml; a planner with certificates \
+                     takes https and --tls-dir only"
                         .to_owned()
                 }
             };
@@ -249,6 +274,17 @@ impl Client {
         let message = status.message().to_owned();
         Failure::Refused { operation, refusal, message, detail: Box::new(detail) }
     }
+}
+
+/// Loads the caller's own certificate.
+fn identity(dir: &Path) -> Result<Arc<Live>, Failure> {
+    Live::open(dir, Use::Client).map_err(|error| {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        Failure::Usage {
+            operation: format!("load the certificate in {}", dir.display()),
+            problem: format!("{error}{cause}"),
+        }
+    })
 }
 
 fn timed<T>(message: T) -> Request<T> {

@@ -41,6 +41,10 @@ struct Cli {
     /// Address of the planner [default: http://127.0.0.1:9096, or `planner` in the config file]
     #[arg(long, global = true, value_name = "URL")]
     planner: Option<String>,
+    /// Directory of the certificate to show, with an https:// address [default: VMFERRY_TLS_DIR, or
+    /// `tls_dir` in the config file]
+    #[arg(long, global = true, value_name = "DIR")]
+    tls_dir: Option<PathBuf>,
     /// Config file; may be absent
     #[arg(long, global = true, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     config: PathBuf,
@@ -103,7 +107,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
-    let connect = || Client::new(config::planner_address(cli.planner.as_deref(), &cli.config)?);
+    let given = config::Given { planner: cli.planner, tls_dir: cli.tls_dir };
+    let connect = || Client::new(config::settings(given.clone(), &cli.config)?);
     match cli.command {
         Command::Host(command) => command::host::run(command, &connect()?, output).await,
         Command::Vm(command) => command::vm::run(command, &connect()?, output).await,
