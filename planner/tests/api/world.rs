@@ -470,6 +470,9 @@ fn name(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::StartPostcopy(_) => "start_postcopy",
+        Action::RecoverReceiver(_) => "recover_receiver",
+        Action::ResumeTransfer(_) => "resume_transfer",
     }
 }
 

@@ -49,6 +49,9 @@ impl State {
                 vm.role = "absent".to_owned();
             }
             Action::HoldGuest(_) => hold(vm, now),
+            Action::StartPostcopy(_) | Action::RecoverReceiver(_) | Action::ResumeTransfer(_) => {
+                return Err(refused(host, "postcopy_refused", "no guest goes before its memory here"));
+            }
         }
         if vm.gone {
             reply.gone = Some(proof(host, vm.pid));
