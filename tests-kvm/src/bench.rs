@@ -23,6 +23,7 @@ use crate::cluster::{Artifacts, Cluster, GuestVm};
 use crate::guest::{GuestKind, GuestSpec, Load};
 use crate::lab::Lab;
 use crate::monitor::{Monitor, Monitors};
+use crate::pki::Wire;
 use crate::planners::Store;
 use crate::runner::say;
 use crate::serial::now_us;
@@ -84,7 +85,8 @@ pub async fn run(arguments: &BenchArgs, lab: &Lab, artifacts: &mut Artifacts) ->
         accelerator.label()
     ))?;
     let dir = lab.dir().join("bench");
-    let mut cluster = Cluster::start(lab, artifacts, &dir, &["a", "b"], Store::Sqlite).await?;
+    let mut cluster =
+        Cluster::start(lab, artifacts, &dir, &["a", "b"], (Store::Sqlite, Wire::PlainText)).await?;
     let mut ferried = Ferried::start(&mut cluster, &spec, &dir).await?;
     ferried.stop().await?;
     let mut raw = RawGuest::boot(lab, artifacts, &spec, &dir, accelerator).await?;

@@ -10,6 +10,7 @@ use crate::accel::Accelerator;
 use crate::client::End;
 use crate::cluster::{Cluster, GuestVm};
 use crate::guest::GuestKind;
+use crate::pki::Wire;
 use crate::planners::Store;
 
 pub mod cancel;
@@ -28,6 +29,7 @@ pub mod partition;
 pub mod records;
 pub mod refusal;
 pub mod surface;
+pub mod tls;
 
 /// How long a move may take that nothing holds up, on a busy machine under TCG.
 pub const MOVE_BOUND: Duration = Duration::from_secs(30);
@@ -64,6 +66,8 @@ pub struct Case {
     pub hosts: &'static [&'static str],
     /// Where its planners keep what they hold to be true.
     pub store: Store,
+    /// How its parts speak to each other.
+    pub wire: Wire,
     /// What it does.
     pub body: Body,
 }
@@ -93,6 +97,7 @@ impl Case {
             accelerator: None,
             hosts: &["a", "b"],
             store: Store::Sqlite,
+            wire: Wire::PlainText,
             body: Box::new(body),
         }
     }
@@ -118,6 +123,13 @@ impl Case {
         self
     }
 
+    /// Runs it with certificates for everybody.
+    #[must_use]
+    pub fn over_tls(mut self) -> Self {
+        self.wire = Wire::Tls;
+        self
+    }
+
     /// Runs it on three hosts.
     #[must_use]
     pub fn on_three_hosts(mut self) -> Self {
@@ -131,6 +143,7 @@ impl Case {
 pub fn all() -> Vec<Case> {
     let groups = [
         moves::cases(),
+        tls::cases(),
         network::cases(),
         refusal::cases(),
         cancel::cases(),

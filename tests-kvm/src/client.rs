@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 use uuid::Uuid;
 use vmferry_proto::v1::agent_client::AgentClient;
@@ -17,8 +17,11 @@ use vmferry_proto::v1::{
     ObserveRequest, Vm, VmObservation,
 };
 
+use vmferry_tls::{Expected, Identity, Role, Security};
+
 use crate::cluster::GuestVm;
 use crate::lab::host_address;
+use crate::pki::Pki;
 use crate::wait::{Holds, Level, wait_for};
 
 /// How a migration ended.
@@ -59,22 +62,26 @@ impl Clients {
     /// # Errors
     ///
     /// Fails if an address is none.
-    pub fn new(hosts: &[&'static str], planners: &[&str]) -> Result<Self> {
-        let channel = |address: String| -> Result<Channel> {
-            let endpoint = Endpoint::from_shared(address).context("read the address")?;
-            Ok(endpoint
-                .connect_timeout(Duration::from_secs(1))
-                .timeout(Duration::from_secs(30))
-                .connect_lazy())
+    pub fn new(hosts: &[&'static str], planners: &[&str], pki: Option<&Pki>) -> Result<Self> {
+        let security = pki.map_or(Security::PlainText, |pki| pki.operator().clone());
+        let channel = |address: String, expected: Expected| -> Result<Channel> {
+            let (endpoint, _) = vmferry_tls::endpoint(&address).context("read the address")?;
+            let endpoint =
+                endpoint.connect_timeout(Duration::from_secs(1)).timeout(Duration::from_secs(30));
+            Ok(vmferry_tls::channel(&endpoint, &security, expected))
         };
         let mut agents = BTreeMap::new();
         for host in hosts {
-            let agent = channel(format!("http://{}:9097", host_address(host)))?;
+            let expected = Expected::Exactly(Identity::new(Role::Host, host)?);
+            let agent = channel(format!("http://{}:9097", host_address(host)), expected)?;
             agents.insert((*host).to_owned(), AgentClient::new(agent));
         }
         let planners = planners
             .iter()
-            .map(|address| Ok(PlannerClient::new(channel(format!("http://{address}:9096"))?)))
+            .map(|address| {
+                let expected = Expected::Any(Role::Planner);
+                Ok(PlannerClient::new(channel(format!("http://{address}:9096"), expected)?))
+            })
             .collect::<Result<Vec<_>>>()?;
         if planners.is_empty() {
             bail!("a case has a planner");

@@ -19,6 +19,7 @@ use crate::client::Clients;
 use crate::guest::{GuestKind, GuestSpec};
 use crate::host::Host;
 use crate::lab::{Lab, PLANNER_ADDRESS};
+use crate::pki::{Pki, Wire};
 use crate::planners::{Database, Planner, Store};
 use crate::proof;
 use crate::serial::Serial;
@@ -91,6 +92,7 @@ pub struct Cluster<'l> {
     pub second: Option<Planner>,
     /// Where the planners keep what they hold to be true.
     pub store: Store,
+    pki: Option<Pki>,
     hosts: BTreeMap<&'static str, Host>,
     vms: Vec<Arc<GuestVm>>,
     dir: PathBuf,
@@ -110,7 +112,7 @@ impl<'l> Cluster<'l> {
         artifacts: &'l Artifacts,
         dir: &Path,
         hosts: &[&'static str],
-        store: Store,
+        (store, wire): (Store, Wire),
     ) -> Result<Self> {
         for sub in ["log", "disk"] {
             fs::create_dir_all(dir.join(sub))
@@ -120,24 +122,35 @@ impl<'l> Cluster<'l> {
             Store::Sqlite => None,
             Store::Postgres => Some(Database::create(dir)?),
         };
+        let pki = match wire {
+            Wire::PlainText => None,
+            Wire::Tls => Some(Pki::create(&artifacts.binaries, dir)?),
+        };
         let mut planners = Vec::new();
         for (number, address) in store.addresses().iter().enumerate() {
             let at = (number, *address);
-            planners.push(Planner::new(lab, artifacts, dir, at, database.as_ref())?);
+            planners.push(Planner::new(
+                lab,
+                artifacts,
+                dir,
+                at,
+                (database.as_ref(), pki.as_ref()),
+            )?);
         }
         let mut planners = planners.into_iter();
         let planner = planners.next().context("a case has a planner")?;
         let mut made = BTreeMap::new();
         for host in hosts {
-            made.insert(*host, Host::new(lab, artifacts, dir, host, store)?);
+            made.insert(*host, Host::new(lab, artifacts, dir, host, (store, pki.as_ref()))?);
         }
         let mut cluster = Self {
             lab,
             artifacts,
-            clients: Clients::new(hosts, store.addresses())?,
+            clients: Clients::new(hosts, store.addresses(), pki.as_ref())?,
             planner,
             second: planners.next(),
             store,
+            pki,
             hosts: made,
             vms: Vec::new(),
             dir: dir.to_owned(),
@@ -330,11 +343,46 @@ impl<'l> Cluster<'l> {
     /// Fails if it cannot be run; its exit status is the caller's to judge.
     pub async fn cli_at(&self, address: &str, arguments: &[&str]) -> Result<std::process::Output> {
         Command::new(self.artifacts.binaries.join("vmferry"))
-            .args(["--planner", &format!("http://{address}:9096")])
+            .args(self.cli_options(address))
             .args(arguments)
             .output()
             .await
             .context("run vmferry")
+    }
+
+    /// Runs the command line against the planner under the identity in `dir`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be run; its exit status is the caller's to judge.
+    pub async fn cli_as(&self, dir: &str, arguments: &[&str]) -> Result<std::process::Output> {
+        Command::new(self.artifacts.binaries.join("vmferry"))
+            .args(["--planner", &format!("https://{PLANNER_ADDRESS}:9096"), "--tls-dir", dir])
+            .args(arguments)
+            .output()
+            .await
+            .context("run vmferry")
+    }
+
+    /// Returns what tells the command line where the planner is, and who asks.
+    #[must_use]
+    pub fn cli_options(&self, address: &str) -> Vec<String> {
+        let scheme = if self.pki.is_some() { "https" } else { "http" };
+        let mut options = vec!["--planner".to_owned(), format!("{scheme}://{address}:9096")];
+        if let Some(pki) = &self.pki {
+            let operator = pki.identity("operator", "e2e").display().to_string();
+            options.extend(["--tls-dir".to_owned(), operator]);
+        }
+        options
+    }
+
+    /// Returns the certificates of the case.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it has none.
+    pub fn pki(&self) -> Result<&Pki> {
+        self.pki.as_ref().context("the case has no certificates")
     }
 
     /// Proves that a VM runs on `host` and nowhere else, as one guest that never stopped being one:

@@ -17,6 +17,7 @@ use crate::accel;
 use crate::cluster::{Artifacts, Cluster, GuestVm};
 use crate::guest::{GuestKind, GuestSpec, Load};
 use crate::lab::{Lab, PLANNER_ADDRESS, host_address};
+use crate::pki::Wire;
 use crate::planners::Store;
 use crate::proof;
 use crate::runner::say;
@@ -53,12 +54,18 @@ pub async fn run(arguments: &DemoArgs, lab: &Lab, artifacts: &mut Artifacts) -> 
     let accelerator = accel::choose(GuestKind::Linux, &artifacts.guests, lab.dir()).await?;
     artifacts.accelerators.insert(GuestKind::Linux, accelerator);
     say(&format!(
-        "A planner ({PLANNER_ADDRESS}) and two hosts, a ({}) and b ({}), in network namespaces.",
+        "A planner ({PLANNER_ADDRESS}) and two hosts, a ({}) and b ({}), in network namespaces; between them all is TLS.",
         host_address("a"),
         host_address("b")
     ))?;
-    let mut cluster =
-        Cluster::start(lab, artifacts, &lab.dir().join("demo"), &["a", "b"], Store::Sqlite).await?;
+    let mut cluster = Cluster::start(
+        lab,
+        artifacts,
+        &lab.dir().join("demo"),
+        &["a", "b"],
+        (Store::Sqlite, Wire::Tls),
+    )
+    .await?;
     let spec = GuestSpec {
         memory_mib: 512,
         load: Load::Filled { fill_mib: 128, dirty_mib_per_s: 20 },
@@ -91,7 +98,7 @@ async fn move_it(cluster: &Cluster<'_>, vm: &Arc<GuestVm>) -> Result<(Migration,
     let before = vm.serial.history();
     let began = Instant::now();
     let output = Command::new(cluster.artifacts.binaries.join("vmferry"))
-        .args(["--planner", &format!("http://{PLANNER_ADDRESS}:9096")])
+        .args(cluster.cli_options(PLANNER_ADDRESS))
         .args(["--output", "json", "vm", "migrate", "demo", "--to", "b", "--wait"])
         .stdout(Stdio::piped())
         .kill_on_drop(true)

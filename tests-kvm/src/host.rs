@@ -12,6 +12,7 @@ use crate::cluster::Artifacts;
 use crate::daemon::Daemon;
 use crate::faults::Faults;
 use crate::lab::{Lab, host_address, is_zombie};
+use crate::pki::Pki;
 use crate::planners::Store;
 use crate::wait::{Holds, Level, wait_for};
 
@@ -42,14 +43,22 @@ impl Host {
         artifacts: &Artifacts,
         dir: &Path,
         host: &str,
-        store: Store,
+        (store, pki): (Store, Option<&Pki>),
     ) -> Result<Self> {
         let address = host_address(host);
         let own = dir.join(host);
+        let (scheme, security) = match pki {
+            None => ("http", "[security]\nplain_text = \"namespace\"\n".to_owned()),
+            Some(pki) => {
+                let identity = pki.issue("host", host)?;
+                ("https", format!("[tls]\ndir = {identity:?}\n"))
+            }
+        };
         let planners = match store.addresses() {
-            [one] => format!("address = \"http://{one}:9096\""),
+            [one] => format!("address = \"{scheme}://{one}:9096\""),
             several => {
-                let urls: Vec<_> = several.iter().map(|a| format!("\"http://{a}:9096\"")).collect();
+                let url = |address: &&str| format!("\"{scheme}://{address}:9096\"");
+                let urls: Vec<_> = several.iter().map(url).collect();
                 format!("addresses = [{}]", urls.join(", "))
             }
         };
@@ -60,8 +69,7 @@ impl Host {
              [planner]\n{planners}\nreport_interval = \"1s\"\n\
              [migration]\naddress = \"{address}\"\nports = \"49152-49215\"\n\
              [capacity]\nmemory = \"2GiB\"\ncpus = 8\n\
-             [security]\nplain_text = \"namespace\"\n\
-             {}",
+             {security}{}",
             artifacts.fault_points.toml(&own.join("f")),
             own = own.display()
         );

@@ -21,6 +21,7 @@ pub mod lab;
 pub mod matrix;
 pub mod monitor;
 pub mod pinger;
+pub mod pki;
 pub mod planners;
 pub mod proof;
 pub mod rest;

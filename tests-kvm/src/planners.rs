@@ -11,6 +11,7 @@ use crate::cluster::Artifacts;
 use crate::daemon::Daemon;
 use crate::faults::Faults;
 use crate::lab::{Lab, PLANNER_ADDRESSES};
+use crate::pki::Pki;
 
 /// Names the URL of a superuser of the server on which each case makes a database of its own.
 const SERVER_VARIABLE: &str = "VMFERRY_TEST_POSTGRES";
@@ -68,20 +69,26 @@ impl Planner {
         artifacts: &Artifacts,
         dir: &Path,
         (number, address): (usize, &str),
-        database: Option<&Database>,
+        (database, pki): (Option<&Database>, Option<&Pki>),
     ) -> Result<Self> {
         let own = if number == 0 { dir.join("pl") } else { dir.join(format!("pl{number}")) };
         let store = database
             .map(|database| format!("[store]\nurl = {:?}\n", database.url))
             .unwrap_or_default();
+        let security = match pki {
+            None => "[security]\nplain_text = \"namespace\"\n".to_owned(),
+            Some(pki) => {
+                let identity = pki.issue("planner", &format!("pl{number}"))?;
+                format!("[tls]\ndir = {identity:?}\n")
+            }
+        };
         // A short lease and a short report interval: a case must not wait for them.
         let config = format!(
             "state_dir = \"{own}/s\"\n\
              [listen]\ngrpc = \"{address}:9096\"\nrest = \"{address}:9095\"\n\
              {store}\
              [policy]\nlease = \"2s\"\nqueue_retry = \"1s\"\nreport_max_age = \"10s\"\n\
-             [security]\nplain_text = \"namespace\"\n\
-             {}",
+             {security}{}",
             artifacts.fault_points.toml(&own.join("f")),
             own = own.display()
         );

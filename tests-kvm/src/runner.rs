@@ -87,8 +87,14 @@ impl Runner {
 
     async fn run_case(&self, case: &Case, dir: &Path) -> Result<Note> {
         let whole = async {
-            let mut cluster =
-                Cluster::start(&self.lab, &self.artifacts, dir, case.hosts, case.store).await?;
+            let mut cluster = Cluster::start(
+                &self.lab,
+                &self.artifacts,
+                dir,
+                case.hosts,
+                (case.store, case.wire),
+            )
+            .await?;
             let note = (case.body)(&mut cluster).await?;
             cluster.finish().await.context("after the case")?;
             Ok(note)
