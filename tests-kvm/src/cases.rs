@@ -26,6 +26,7 @@ pub mod memory;
 pub mod moves;
 pub mod network;
 pub mod partition;
+pub mod postcopy;
 pub mod records;
 pub mod refusal;
 pub mod surface;
@@ -123,7 +124,7 @@ impl Case {
         self
     }
 
-    /// Runs it with certificates for everybody.
+    /// Runs it without certificates.
     #[must_use]
     pub fn over_tls(mut self) -> Self {
         self.wire = Wire::Tls;
@@ -151,17 +152,23 @@ pub fn all() -> Vec<Case> {
         crash::cases(),
         crate::matrix::representatives(),
         declared::cases(),
-        drain::cases(),
+        in_plain_text(drain::cases()),
         fence::cases(),
         hold::cases(),
         held::cases(),
         partition::cases(),
+        postcopy::cases(),
         records::cases(),
         surface::cases(),
-        hostile::cases(),
+        in_plain_text(hostile::cases()),
         memory::cases(),
     ];
     groups.into_iter().flatten().collect()
+}
+
+/// Lets cases read and write by hand what is on the wire.
+fn in_plain_text(cases: Vec<Case>) -> Vec<Case> {
+    cases.into_iter().map(Case::in_plain_text).collect()
 }
 
 /// Asks for a migration and fails if it is refused.

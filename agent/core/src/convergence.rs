@@ -55,7 +55,7 @@ impl Convergence {
         });
         self.last = Some(each);
         self.level = if level && figures.downtime > figures.limit { self.level + 1 } else { 0 };
-        if self.level >= PASSES {
+        if self.level >= PASSES && self.verdict.is_none() {
             let span = now.less(since).value().max(1);
             let rate = crossed.saturating_mul(1000) / span;
             self.verdict = Some(format!(

@@ -198,7 +198,7 @@ async fn prepare(
         .collect();
     tokio::try_join!(
         monitor.execute(MigrateSetCapabilities::new(&chosen, &off)),
-        monitor.execute(parameters(policy))
+        monitor.execute(parameters(policy, carries))
     )
     .map_err(|error| CommandError::failed("set up the migration", &error))?;
     Ok((before, carries))
@@ -245,9 +245,16 @@ async fn carries(
     }
 }
 
-fn parameters(policy: &v1::TransferPolicy) -> MigrateSetParameters {
+/// Memory that follows a guest has no cap unless what that guest waits for goes beside it: capped with
+/// the rest, it would stand still for seconds.
+fn parameters(policy: &v1::TransferPolicy, carries: Carries) -> MigrateSetParameters {
+    let follows = match carries {
+        Carries::Preempt => policy.max_bandwidth,
+        Carries::Whole | Carries::Postcopy => 0,
+    };
     let or = |value: u64, default: u64| if value == 0 { default } else { value };
     MigrateSetParameters::default()
         .with("max-bandwidth", or(policy.max_bandwidth, UNLIMITED))
+        .with("max-postcopy-bandwidth", follows)
         .with("downtime-limit", or(policy.downtime_limit_ms, DOWNTIME_LIMIT.value()))
 }

@@ -128,6 +128,15 @@ pub(crate) fn severed(cleanup: Cleanup) -> Migration {
     }))
 }
 
+/// The same, once ownership had moved.
+pub(crate) fn severed_later() -> Migration {
+    let mut row = severed(Cleanup::Source);
+    if let Phase::Failed { owner, generation, .. } = &mut row.phase {
+        (*owner, *generation) = (host("b"), GENERATION.next());
+    }
+    row
+}
+
 fn refused() -> Cause {
     Cause::GaveUp { error: "no byte crossed".into() }
 }
@@ -308,6 +317,7 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("failed +human", failed(Cleanup::Undecided)),
         ("severed +rcv", severed(Cleanup::Receiver)),
         ("severed +src", severed(Cleanup::Source)),
+        ("severed later", severed_later()),
     ]
 }
 

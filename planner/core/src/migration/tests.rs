@@ -56,6 +56,11 @@ fn rank(row: &Migration) -> u8 {
             Back::Resuming { .. } => 3,
             Back::PoweredOff => 4,
         },
+        Phase::Failed { cause: Cause::Severed { .. }, cleanup, .. } => match cleanup {
+            Cleanup::Receiver => 5,
+            Cleanup::Source => 6,
+            Cleanup::Nothing | Cleanup::Half | Cleanup::Undecided => 0,
+        },
         Phase::Failed { cleanup, .. } => match cleanup {
             Cleanup::Nothing => 0,
             Cleanup::Receiver => 1,
