@@ -98,7 +98,7 @@ impl Case {
             accelerator: None,
             hosts: &["a", "b"],
             store: Store::Sqlite,
-            wire: Wire::PlainText,
+            wire: Wire::Tls,
             body: Box::new(body),
         }
     }
@@ -126,8 +126,8 @@ impl Case {
 
     /// Runs it without certificates.
     #[must_use]
-    pub fn over_tls(mut self) -> Self {
-        self.wire = Wire::Tls;
+    pub fn in_plain_text(mut self) -> Self {
+        self.wire = Wire::PlainText;
         self
     }
 

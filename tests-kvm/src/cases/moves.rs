@@ -33,7 +33,8 @@ pub(super) fn cases() -> Vec<Case> {
             Box::pin(chosen(cluster))
         })
         .on_three_hosts(),
-        Case::new("progress-is-streamed", Tier::Subset, |cluster| Box::pin(streamed(cluster))),
+        Case::new("progress-is-streamed", Tier::Subset, |cluster| Box::pin(streamed(cluster)))
+            .in_plain_text(),
         Case::new("same-request-is-the-same-migration", Tier::All, |cluster| {
             Box::pin(repeated(cluster))
         }),

@@ -143,9 +143,10 @@ async fn forgets(cluster: &mut Cluster<'_>, moment: &str) -> Result<Note> {
     let mut deleting = JoinSet::new();
     deleting.spawn({
         let binary = cluster.artifacts.binaries.join("vmferry");
-        let planner = format!("http://{}:9096", crate::lab::PLANNER_ADDRESS);
-        let arguments = ["--planner", &planner, "vm", "delete", "unwanted"].map(str::to_owned);
-        async move { tokio::process::Command::new(binary).args(arguments).output().await }
+        let whom = cluster.cli_options(crate::lab::PLANNER_ADDRESS);
+        let mut command = tokio::process::Command::new(binary);
+        command.args(whom).args(["vm", "delete", "unwanted"]);
+        async move { command.output().await }
     });
     faults.wait_reached(&point, POINT_BOUND).await?;
     cluster.host("a")?.agent.kill().await?;

@@ -20,7 +20,8 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("command-line-moves-and-its-exit-code-tells", Tier::Subset, |cluster| {
             Box::pin(command_line(cluster))
         }),
-        Case::new("rest-moves-and-reports", Tier::Subset, |cluster| Box::pin(over_rest(cluster))),
+        Case::new("rest-moves-and-reports", Tier::Subset, |cluster| Box::pin(over_rest(cluster)))
+            .in_plain_text(),
         Case::new("guest-is-asked-to-power-off", Tier::Subset, |cluster| {
             Box::pin(powerdown(cluster))
         }),

@@ -22,18 +22,15 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("guest-goes-there-and-back-over-tls", Tier::Subset, |cluster| {
             Box::pin(there_and_back(cluster))
-        })
-        .over_tls(),
+        }),
         Case::new(
             "certificates-of-strangers-and-plain-text-get-nowhere",
             Tier::Subset,
             |cluster| Box::pin(strangers(cluster)),
-        )
-        .over_tls(),
+        ),
         Case::new("guest-goes-before-its-memory-over-tls", Tier::All, |cluster| {
             Box::pin(postcopy(cluster))
-        })
-        .over_tls(),
+        }),
     ]
 }
 
