@@ -223,6 +223,11 @@ fn check_names(operation: &str, names: &Names) -> Result<(), Failure> {
         if name.is_empty() || name.len() > 253 || !name.bytes().all(legal) {
             return Err(usage(operation, format!("--dns: `{name}` is no DNS name")));
         }
+        // By these QEMU tells one host from another.
+        if name.to_ascii_lowercase().ends_with(".vmferry") {
+            let problem = format!("--dns: `{name}`: names below .vmferry are those of identities");
+            return Err(usage(operation, problem));
+        }
     }
     Ok(())
 }

@@ -180,15 +180,16 @@ fn a_new_authority_is_trusted_before_anybody_shows_its_certificates() {
 #[test]
 fn names_that_cannot_be_are_refused_by_their_option() {
     let (folder, pki, _) = fleet();
-    let names = Names { dns: vec!["a b".to_owned()], addresses: Vec::new() };
     let out = folder.path().join("c");
     let host_c = identity(Role::Host, "c");
-    let refused = issue(
-        &Order { pki: &pki, identity: &host_c, names: &names, out: &out, validity: validity(1) },
-        Existing::Keep,
-    )
-    .unwrap_err();
-    assert!(refused.report().contains("--dns"), "{}", refused.report());
+    // The last is another host's.
+    for name in ["a b", "", "b.host.vmferry"] {
+        let names = Names { dns: vec![name.to_owned()], addresses: Vec::new() };
+        let validity = validity(1);
+        let order = Order { pki: &pki, identity: &host_c, names: &names, out: &out, validity };
+        let refused = issue(&order, Existing::Keep).unwrap_err();
+        assert!(refused.report().contains("--dns"), "{}", refused.report());
+    }
     assert!(!out.exists());
     let nowhere = folder.path().join("nowhere");
     let refused = issue(
