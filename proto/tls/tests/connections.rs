@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use vmferry_tls::issue::{Authority, Names, Validity, write_identity};
 use vmferry_tls::{
     Acceptor, Caller, Connector, Expected, Identity, Live, LoadError, Loaded, Looked, Protocol,
-    Role, Security, Use, now,
+    QemuEnd, Role, Security, Use, now,
 };
 
 /// The longest that anything is waited for.
@@ -274,6 +274,19 @@ async fn an_authority_that_is_trusted_no_more_takes_its_connections_along() {
     assert_eq!(agent.look(), Looked::Loaded);
     assert!(echo(&mut stream).await.is_err());
     assert!(try_echo(&connector, &server.address).await.is_err());
+}
+
+#[test]
+fn qemu_is_handed_all_that_it_would_else_make_itself() {
+    let (_dir, agent) = live(&authority(), "vmferry://host/a");
+    let loaded = agent.current();
+    for (end, own) in [(QemuEnd::Server, "server"), (QemuEnd::Client, "client")] {
+        let files = loaded.qemu_files(end).unwrap();
+        let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
+        let (certificate, key) = (format!("{own}-cert.pem"), format!("{own}-key.pem"));
+        assert_eq!(names, ["ca-cert.pem", &certificate, &key, "dh-params.pem"]);
+        assert!(files.iter().all(|(_, bytes)| bytes.starts_with(b"-----BEGIN ")));
+    }
 }
 
 #[test]
