@@ -45,17 +45,23 @@ pub fn classify(run: &RunState, seen: &MigrateInfo) -> Receiving {
         MigrationStatus::PostcopyActive
         | MigrationStatus::PostcopyPaused
         | MigrationStatus::PostcopyRecoverSetup
-        | MigrationStatus::PostcopyRecover => match run {
-            // Its devices are loaded by then.
-            RunState::Paused => Receiving::Divided,
-            RunState::Running => Receiving::Running,
-            RunState::InMigrate => Receiving::Moving,
-            _other => Receiving::Other,
-        },
+        | MigrationStatus::PostcopyRecover => divided(run),
         MigrationStatus::Completed | MigrationStatus::Colo | MigrationStatus::Unknown(_) => {
             Receiving::Other
         }
     }
+}
+
+/// What a receiver does whose memory is still on its way.
+fn divided(run: &RunState) -> Receiving {
+    // Its devices are loaded by then.
+    if *run == RunState::Paused {
+        return Receiving::Divided;
+    }
+    if *run == RunState::Running {
+        return Receiving::Running;
+    }
+    if *run == RunState::InMigrate { Receiving::Moving } else { Receiving::Other }
 }
 
 #[cfg(test)]

@@ -124,8 +124,8 @@ fn cancel() -> Action {
     Action::CancelTransfer(v1::CancelTransfer { cause: "asked".to_owned() })
 }
 
-fn release(serves_no_more: bool) -> Action {
-    Action::ReleaseSource(v1::ReleaseSource { serves_no_more })
+fn release() -> Action {
+    Action::ReleaseSource(v1::ReleaseSource { serves_no_more: true })
 }
 
 /// Mends the channel as a driver does; the new link stands until it is cut.
@@ -150,7 +150,7 @@ async fn mend(world: &mut World) -> Link {
 async fn finish(mut world: World) {
     world.wait(Side::B, "the last page", |seen| status(seen) == "completed").await;
     world.wait(Side::A, "its acknowledgement", |seen| status(seen) == "completed").await;
-    let gone = world.execute(Side::A, release(true)).await.unwrap().gone.unwrap();
+    let gone = world.execute(Side::A, release()).await.unwrap().gone.unwrap();
     assert_eq!(gone.kind(), v1::ProofKind::ExitRecord);
     let seen = world.observe(Side::B).await;
     assert_eq!((seen.role.as_str(), seen.run_state.as_str()), ("running", "running"));
@@ -162,7 +162,7 @@ async fn a_guest_goes_before_its_memory_and_there_is_no_way_back() {
     let (mut world, link) = divided().await;
     for (side, action) in [
         (Side::A, cancel()),
-        (Side::A, release(false)),
+        (Side::A, Action::ReleaseSource(v1::ReleaseSource::default())),
         (
             Side::A,
             Action::ResumeSource(v1::ResumeSource {

@@ -5,8 +5,10 @@
 
 use vmferry_types::{Millis, Timestamp};
 
-use crate::evidence::{Sides, Times, permit};
-use crate::migration::{Back, Channel, Cleanup, Gate, Migration, Phase, Stage, Switchover};
+use crate::evidence::{Sides, Times, Withheld, permit};
+use crate::migration::{
+    Back, Channel, Cleanup, Effect, Gate, Migration, Phase, Serves, Stage, Switchover,
+};
 
 /// How long a step between two agents may take before it is called stuck.
 ///
@@ -47,7 +49,7 @@ pub fn stuck(
     let elapsed = times.now.since(times.entered);
     let troubled =
         trouble.map_or(Millis::ZERO, |trouble| times.now.since(trouble.since.max(times.entered)));
-    let late = patience(migration).is_some_and(|patience| elapsed > patience);
+    let late = patience(migration, sides).is_some_and(|patience| elapsed > patience);
     if !late && troubled <= PATIENCE {
         return None;
     }
@@ -61,15 +63,16 @@ pub fn stuck(
 
 /// How long the present step may take. `None` if it has no limit of its own: memory may cross for
 /// as long as the transfer's time limit says.
-fn patience(migration: &Migration) -> Option<Millis> {
+fn patience(migration: &Migration, sides: &Sides) -> Option<Millis> {
     match &migration.phase {
         Phase::Admitted { stage: Stage::Transferring { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => None,
         // Memory follows the guest for as long as that takes, unless its channel is broken.
-        Phase::Attached { .. } if migration.is_served() => match migration.channel {
-            Channel::Whole => None,
-            Channel::Broken => Some(PATIENCE),
-        },
+        Phase::Attached { .. } if migration.is_served() => {
+            let serves = Effect::ReleaseSource { serves: Serves::NoMore };
+            let follows = permit(migration, &serves, sides) == Err(Withheld::PagesMissing);
+            (!follows || migration.channel == Channel::Broken).then_some(PATIENCE)
+        }
         Phase::Captured { switchover: Switchover::Ordered | Switchover::Forward, .. } => {
             Some(migration.terms.switchover_limit)
         }
@@ -178,7 +181,6 @@ mod tests {
                 "transferring +",
                 "transferring p",
                 "held",
-                "attached div.",
                 "done",
                 "aborted",
                 "failed",

@@ -394,9 +394,11 @@ impl State {
         let mut peers = others().filter(|other| other.vm == qemu.vm);
         let lost = if qemu.parts {
             // The source: what it has not sent is gone, unless nobody needs it.
-            let whole =
-                peers.any(|other| !other.parts && other.image != 0 && !other.transfer.is_divided());
-            qemu.transfer.is_divided() && !whole
+            let others: Vec<&Qemu> = peers.filter(|other| !other.parts).collect();
+            let whole = others.iter().any(|other| other.image != 0 && !other.transfer.is_divided());
+            // The other may be loaded before this one says that it has parted.
+            let loaded = others.iter().any(|other| other.transfer.is_divided());
+            (qemu.transfer.is_divided() || (qemu.busy() && loaded)) && !whole
         } else {
             // The other half: its source can neither go on nor be taken back.
             peers.any(|other| other.parts && other.transfer.is_divided())

@@ -83,6 +83,23 @@ fn a_host_that_is_declared_dead_keeps_nothing_waiting() {
 }
 
 #[test]
+fn a_divided_guest_is_mended_for_as_long_as_both_halves_live() {
+    keeps_the_invariants(&Weather {
+        calm_at_ms: 60_000,
+        postcopy: 1_000,
+        channel_breaks: 120,
+        blows: vec![Blow::Channel, Blow::HostsApart, Blow::Agent, Blow::Planner, Blow::Qemu],
+        blow_every: 1_500,
+        planners: 2,
+        vms: 2,
+        hosts: 3,
+        migrations: 8,
+        migration_every: 5_000,
+        ..Weather::fair()
+    });
+}
+
+#[test]
 fn one_seed() {
     let seed = asked("SEED").unwrap_or(397);
     let outcome = replay(seed);

@@ -154,15 +154,8 @@ impl<'a> Reading<'a> {
             }
             None => return None,
         };
-        let cannot = match source.transfer {
-            state if state.is_divided() => true,
-            // QEMU 10.0 hangs there for good if nobody is at the other end.
-            TransferState::PreSwitchover | TransferState::Device | TransferState::Cancelling => {
-                self.switchover_overdue()
-            }
-            _any_other => false,
-        };
-        cannot.then_some(Event::Severed { error })
+        // One that has not parted yet will say that it failed, in its own time: nobody else can tell.
+        source.transfer.is_divided().then_some(Event::Severed { error })
     }
 
     /// The guest stands still at the destination, whole but for its memory, and the source serves

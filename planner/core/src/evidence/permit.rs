@@ -68,14 +68,8 @@ impl fmt::Display for Withheld {
 ///
 /// Says what it has to wait for.
 pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(), Withheld> {
-    let answered = |seen: &Option<Seen>, side| {
-        seen.clone().filter(|seen| seen.claim == sides.claim).ok_or(Withheld::NotAnswered { side })
-    };
     let Some(side) = effect.side() else { return Ok(()) };
-    let seen = match side {
-        Side::Source => answered(&sides.source, side)?,
-        Side::Destination => answered(&sides.destination, side)?,
-    };
+    let seen = answered(sides, side)?;
     match seen.knowledge {
         Knowledge::Learning => return Err(Withheld::Learning { side }),
         Knowledge::Unreadable => return Err(Withheld::Unreadable { side }),
@@ -90,13 +84,44 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
             if migration.label() == PhaseLabel::Failed {
                 return Ok(());
             }
-            let destination = answered(&sides.destination, Side::Destination)?;
+            let destination = answered(sides, Side::Destination)?;
             if complete(&destination) { Ok(()) } else { Err(Withheld::DestinationIncomplete) }
         }
-        // The source serves pages until the destination has said that it has the last.
-        Effect::ReleaseSource { .. } => match &migration.phase {
+        Effect::ReleaseSource { .. } => may_release(migration, sides),
+        // What is sent of a guest that was to stand still is sent only while it does.
+        Effect::StartTransfer { .. } if migration.label() == PhaseLabel::Captured => {
+            if seen.held == Held::Yes { Ok(()) } else { Err(Withheld::NotHeld) }
+        }
+        Effect::DestroyReceiver { .. } => may_destroy(migration, &seen, sides),
+        Effect::TryAdmit
+        | Effect::Commit
+        | Effect::ArmReceiver
+        | Effect::HoldGuest
+        | Effect::StartTransfer { .. }
+        | Effect::StartPostcopy
+        | Effect::RecoverReceiver
+        | Effect::ResumeTransfer { .. }
+        | Effect::OrderSwitchover
+        | Effect::ContinueDestination
+        | Effect::CancelTransfer { .. }
+        | Effect::ResumeSource { .. } => Ok(()),
+    }
+}
+
+/// Returns what one side said to this driver.
+fn answered(sides: &Sides, side: Side) -> Result<Seen, Withheld> {
+    let seen = match side {
+        Side::Source => &sides.source,
+        Side::Destination => &sides.destination,
+    };
+    seen.clone().filter(|seen| seen.claim == sides.claim).ok_or(Withheld::NotAnswered { side })
+}
+
+/// The source serves pages until the destination has said that it has the last.
+fn may_release(migration: &Migration, sides: &Sides) -> Result<(), Withheld> {
+    match &migration.phase {
             Phase::Attached { guest: Guest::Present, .. } if migration.is_served() => {
-                let destination = answered(&sides.destination, Side::Destination)?;
+                let destination = answered(sides, Side::Destination)?;
                 let whole = destination.gone.is_none()
                     && destination.migration == Some(migration.id)
                     && destination.transfer == TransferState::Completed;
@@ -112,14 +137,14 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
             | Phase::RollingBack { .. }
             | Phase::Aborted { .. }
             | Phase::Failed { .. } => Ok(()),
-        },
-        // What is sent of a guest that was to stand still is sent only while it does.
-        Effect::StartTransfer { .. } if migration.label() == PhaseLabel::Captured => {
-            if seen.held == Held::Yes { Ok(()) } else { Err(Withheld::NotHeld) }
         }
-        Effect::DestroyReceiver { .. } => match &migration.phase {
+}
+
+/// After the order a receiver is ended only with the word of a source that can go on.
+fn may_destroy(migration: &Migration, seen: &Seen, sides: &Sides) -> Result<(), Withheld> {
+    match &migration.phase {
             Phase::RollingBack { back: Back::Undoing, .. } => {
-                let source = answered(&sides.source, Side::Source);
+                let source = answered(sides, Side::Source);
                 // One that is gone or failed to load can carry nothing on: it needs nobody's word.
                 let hopeless = seen.gone.is_some() || seen.transfer == TransferState::Failed;
                 if hopeless || source.is_ok_and(|source| can_go_on(&source)) {
@@ -141,20 +166,7 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
             | Phase::Done { .. }
             | Phase::Aborted { .. }
             | Phase::Failed { .. } => Ok(()),
-        },
-        Effect::TryAdmit
-        | Effect::Commit
-        | Effect::ArmReceiver
-        | Effect::HoldGuest
-        | Effect::StartTransfer { .. }
-        | Effect::StartPostcopy
-        | Effect::RecoverReceiver
-        | Effect::ResumeTransfer { .. }
-        | Effect::OrderSwitchover
-        | Effect::ContinueDestination
-        | Effect::CancelTransfer { .. }
-        | Effect::ResumeSource { .. } => Ok(()),
-    }
+        }
 }
 
 /// The source's QEMU lives and answers. That it did so once is not enough: its host may have died.

@@ -52,15 +52,18 @@ impl Migration {
 
     /// Notes what `event` says of the division, beside the phase.
     pub(super) fn divides(self, event: &Event) -> Self {
-        match event {
-            Event::PostcopyDue { verdict } if self.method == Method::Precopy => {
-                Self { method: Method::Postcopy, diverged: verdict.clone(), ..self }
-            }
-            Event::ChannelBroke => {
-                Self { channel: Channel::Broken, breaks: self.breaks.saturating_add(1), ..self }
-            }
-            Event::ChannelMended => Self { channel: Channel::Whole, ..self },
-            _other_event => self,
+        if let Event::PostcopyDue { verdict } = event
+            && self.method == Method::Precopy
+        {
+            return Self { method: Method::Postcopy, diverged: verdict.clone(), ..self };
         }
+        if matches!(event, Event::ChannelBroke) {
+            let breaks = self.breaks.saturating_add(1);
+            return Self { channel: Channel::Broken, breaks, ..self };
+        }
+        if matches!(event, Event::ChannelMended) {
+            return Self { channel: Channel::Whole, ..self };
+        }
+        self
     }
 }

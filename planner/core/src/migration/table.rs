@@ -10,7 +10,7 @@ mod forward;
 mod held;
 mod recall;
 
-use super::{Back, Channel, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
+use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
 
 /// Returns the phase after `event`.
 pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusal> {
@@ -18,12 +18,8 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
     if let Event::Overtaken { host, known } = event {
         return end::overtaken(at, host, *known);
     }
-    match event {
-        Event::PostcopyDue { .. } => return divided::due(at),
-        Event::Severed { error } => return divided::severed(at, error),
-        Event::ChannelBroke => return divided::channel(at, Channel::Broken),
-        Event::ChannelMended => return divided::channel(at, Channel::Whole),
-        _any_other => {}
+    if let Some(next) = divided::next(at) {
+        return next;
     }
     match &migration.phase {
         Phase::Queued { blocked, deadline } => forward::queued(at, blocked.as_ref(), *deadline),

@@ -50,7 +50,11 @@ impl State {
             }
             Action::HoldGuest(_) => hold(vm, now),
             Action::StartPostcopy(_) | Action::RecoverReceiver(_) | Action::ResumeTransfer(_) => {
-                return Err(refused(host, "postcopy_refused", "no guest goes before its memory here"));
+                return Err(refused(
+                    host,
+                    "postcopy_refused",
+                    "no guest goes before its memory here",
+                ));
             }
         }
         if vm.gone {

@@ -9,6 +9,20 @@ use crate::migration::{
     SourceWord, Stage, Switchover, Takes,
 };
 
+/// Returns what an event leads to that is of such a guest alone; `None` for every other.
+pub(super) fn next(at: At<'_>) -> Option<Result<Phase, Refusal>> {
+    if let Event::Severed { error } = at.event {
+        return Some(severed(at, error));
+    }
+    if matches!(at.event, Event::PostcopyDue { .. }) {
+        return Some(due(at));
+    }
+    if matches!(at.event, Event::ChannelBroke) {
+        return Some(channel(at, Channel::Broken));
+    }
+    matches!(at.event, Event::ChannelMended).then(|| channel(at, Channel::Whole))
+}
+
 /// The guest is to go before its memory.
 pub(super) fn due(at: At<'_>) -> Result<Phase, Refusal> {
     let migration = at.migration;
