@@ -66,7 +66,8 @@ impl<'a> Reading<'a> {
         if let Some((_, proof)) = self.destination_proof() {
             let never = self.destination().is_some_and(|seen| seen.continued == Continued::No);
             let committed = matches!(self.migration.phase, Phase::Committed { .. });
-            let alone = !self.source_whole() && self.source_proof().is_none();
+            // Its own word, not its silence: it may be whole.
+            let alone = self.half(self.source()).is_some_and(|source| source.transfer.is_divided());
             return (committed && never && alone)
                 .then(|| Event::Severed { error: proof.to_string() });
         }
@@ -123,6 +124,12 @@ impl<'a> Reading<'a> {
         let event = self.receiver_gone()?;
         let decided = matches!(event, Event::ReceiverGone { ran: Ran::Maybe, .. });
         (decided || self.source_whole()).then_some(event)
+    }
+
+    /// The destination never ran, and what the source has of the guest is not known yet.
+    pub(super) fn may_be_severed(self, ran: Ran) -> bool {
+        let settled = self.source_whole() || self.source_proof().is_some();
+        self.migration.is_served() && ran == Ran::Never && !settled
     }
 
     fn source_whole(self) -> bool {

@@ -443,12 +443,12 @@ impl Reading<'_> {
 
     fn committed(self, generation: Generation) -> Option<Event> {
         if let Some((seen, proof)) = self.destination_proof() {
-            return Some(match seen.ended {
-                Ended::ByGuest => Event::GuestPoweredOff { proof: proof.clone() },
-                Ended::Unsaid => {
-                    Event::ReceiverGone { proof: proof.clone(), ran: ran_owned(seen, proof) }
-                }
-            });
+            let ran = ran_owned(seen, proof);
+            return match seen.ended {
+                Ended::ByGuest => Some(Event::GuestPoweredOff { proof: proof.clone() }),
+                Ended::Unsaid if self.may_be_severed(ran) => None,
+                Ended::Unsaid => Some(Event::ReceiverGone { proof: proof.clone(), ran }),
+            };
         }
         let seen = self.speaking(self.destination())?;
         // One that its agent still calls a receiver runs, but died with its agent's note that it
