@@ -137,7 +137,7 @@ impl Moment {
     /// The VMs that are shown there run there, and no other: but for those that something carries.
     fn check_vms(&self) -> Result<()> {
         let shown = self.json["vms"].as_array().map_or(&[][..], Vec::as_slice);
-        let carried = |vm: &Value| text(vm, "migration_id") != "";
+        let carried = |vm: &Value| !text(vm, "migration_id").is_empty();
         for (name, id) in &self.ids {
             let here = shown.iter().find(|vm| text(vm, "id") == id);
             let runs_on = &self.seen.runs_on[name];

@@ -120,53 +120,53 @@ fn answered(sides: &Sides, side: Side) -> Result<Seen, Withheld> {
 /// The source serves pages until the destination has said that it has the last.
 fn may_release(migration: &Migration, sides: &Sides) -> Result<(), Withheld> {
     match &migration.phase {
-            Phase::Attached { guest: Guest::Present, .. } if migration.is_served() => {
-                let destination = answered(sides, Side::Destination)?;
-                let whole = destination.gone.is_none()
-                    && destination.migration == Some(migration.id)
-                    && destination.transfer == TransferState::Completed;
-                if whole { Ok(()) } else { Err(Withheld::PagesMissing) }
-            }
-            Phase::Attached { .. }
-            | Phase::Queued { .. }
-            | Phase::Admitted { .. }
-            | Phase::Captured { .. }
-            | Phase::Restored { .. }
-            | Phase::Committed { .. }
-            | Phase::Done { .. }
-            | Phase::RollingBack { .. }
-            | Phase::Aborted { .. }
-            | Phase::Failed { .. } => Ok(()),
+        Phase::Attached { guest: Guest::Present, .. } if migration.is_served() => {
+            let destination = answered(sides, Side::Destination)?;
+            let whole = destination.gone.is_none()
+                && destination.migration == Some(migration.id)
+                && destination.transfer == TransferState::Completed;
+            if whole { Ok(()) } else { Err(Withheld::PagesMissing) }
         }
+        Phase::Attached { .. }
+        | Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Captured { .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Done { .. }
+        | Phase::RollingBack { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => Ok(()),
+    }
 }
 
 /// After the order a receiver is ended only with the word of a source that can go on.
 fn may_destroy(migration: &Migration, seen: &Seen, sides: &Sides) -> Result<(), Withheld> {
     match &migration.phase {
-            Phase::RollingBack { back: Back::Undoing, .. } => {
-                let source = answered(sides, Side::Source);
-                // One that is gone or failed to load can carry nothing on: it needs nobody's word.
-                let hopeless = seen.gone.is_some() || seen.transfer == TransferState::Failed;
-                if hopeless || source.is_ok_and(|source| can_go_on(&source)) {
-                    Ok(())
-                } else {
-                    Err(Withheld::SourceMayBeLost)
-                }
+        Phase::RollingBack { back: Back::Undoing, .. } => {
+            let source = answered(sides, Side::Source);
+            // One that is gone or failed to load can carry nothing on: it needs nobody's word.
+            let hopeless = seen.gone.is_some() || seen.transfer == TransferState::Failed;
+            if hopeless || source.is_ok_and(|source| can_go_on(&source)) {
+                Ok(())
+            } else {
+                Err(Withheld::SourceMayBeLost)
             }
-            Phase::RollingBack {
-                back: Back::Cancelling | Back::Clearing | Back::Resuming { .. } | Back::PoweredOff,
-                ..
-            }
-            | Phase::Queued { .. }
-            | Phase::Admitted { .. }
-            | Phase::Captured { .. }
-            | Phase::Restored { .. }
-            | Phase::Committed { .. }
-            | Phase::Attached { .. }
-            | Phase::Done { .. }
-            | Phase::Aborted { .. }
-            | Phase::Failed { .. } => Ok(()),
         }
+        Phase::RollingBack {
+            back: Back::Cancelling | Back::Clearing | Back::Resuming { .. } | Back::PoweredOff,
+            ..
+        }
+        | Phase::Queued { .. }
+        | Phase::Admitted { .. }
+        | Phase::Captured { .. }
+        | Phase::Restored { .. }
+        | Phase::Committed { .. }
+        | Phase::Attached { .. }
+        | Phase::Done { .. }
+        | Phase::Aborted { .. }
+        | Phase::Failed { .. } => Ok(()),
+    }
 }
 
 /// The source's QEMU lives and answers. That it did so once is not enough: its host may have died.

@@ -5,7 +5,7 @@ use vmferry_proto::v1::StartVmRequest;
 
 use super::{BOUND, cli_tells, drain, see, start_all};
 use crate::cases::{Case, MOVE_BOUND, Note, POINT_BOUND, Tier};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, GuestVm};
 use crate::story::Moment;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -69,16 +69,7 @@ async fn died(cluster: &mut Cluster<'_>) -> Result<Note> {
     if moment.seen.on("a").next().is_some() {
         bail!("a dead host runs {:?}", moment.seen.processes);
     }
-    for vm in &stayed {
-        let elsewhere = StartVmRequest {
-            vm: vm.uuid.to_string(),
-            host: "c".to_owned(),
-            wait_ms: 20_000,
-            ..StartVmRequest::default()
-        };
-        cluster.clients.planner().start_vm(elsewhere).await?;
-        vm.serial.wait_ticks(10, MOVE_BOUND).await?;
-    }
+    start_elsewhere(cluster, &stayed).await?;
     cluster.host("a")?.boot()?;
     super::wait_heard_from(cluster).await?;
     // It is back, and stays closed until an operator says so.
@@ -91,4 +82,18 @@ async fn died(cluster: &mut Cluster<'_>) -> Result<Note> {
     }
     cluster.wait_heard().await?;
     Ok("2 lost, started elsewhere".to_owned())
+}
+
+async fn start_elsewhere(cluster: &Cluster<'_>, lost: &[GuestVm]) -> Result<()> {
+    for vm in lost {
+        let elsewhere = StartVmRequest {
+            vm: vm.uuid.to_string(),
+            host: "c".to_owned(),
+            wait_ms: 20_000,
+            ..StartVmRequest::default()
+        };
+        cluster.clients.planner().start_vm(elsewhere).await?;
+        vm.serial.wait_ticks(10, MOVE_BOUND).await?;
+    }
+    Ok(())
 }
