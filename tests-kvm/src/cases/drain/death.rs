@@ -1,5 +1,7 @@
 //! A host dies while it is drained.
 
+use std::sync::Arc;
+
 use anyhow::{Result, bail};
 use vmferry_proto::v1::StartVmRequest;
 
@@ -84,7 +86,7 @@ async fn died(cluster: &mut Cluster<'_>) -> Result<Note> {
     Ok("2 lost, started elsewhere".to_owned())
 }
 
-async fn start_elsewhere(cluster: &Cluster<'_>, lost: &[GuestVm]) -> Result<()> {
+async fn start_elsewhere(cluster: &Cluster<'_>, lost: &[Arc<GuestVm>]) -> Result<()> {
     for vm in lost {
         let elsewhere = StartVmRequest {
             vm: vm.uuid.to_string(),
