@@ -47,3 +47,4 @@ mod told;
 mod vm;
 mod watch;
 mod wire;
+mod wiring;

@@ -118,6 +118,53 @@ pub(crate) async fn links() -> Result<Links, NetworkError> {
     .await
 }
 
+/// One tap, as the kernel has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tap {
+    /// The bridge that it is on; empty if it is on none.
+    pub(crate) bridge: String,
+    pub(crate) mtu: u32,
+    pub(crate) up: Up,
+}
+
+/// Whether an interface is up, and somebody has it open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Up {
+    #[default]
+    No,
+    Yes,
+}
+
+/// Returns those of the given taps that there are.
+pub(crate) async fn taps(names: &[String]) -> Result<BTreeMap<String, Tap>, NetworkError> {
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    with_netlink(async |netlink| {
+        let all = interfaces(&netlink).await?;
+        let named = |index: u32| {
+            all.iter().find(|(_, link)| link.header.index == index).map(|(name, _)| name.clone())
+        };
+        let found = names.iter().filter_map(|name| Some((name.clone(), all.get(name)?)));
+        Ok(found.map(|(name, link)| (name, tap(link, named))).collect())
+    })
+    .await
+}
+
+fn tap(link: &LinkMessage, named: impl Fn(u32) -> Option<String>) -> Tap {
+    let mut seen = Tap::default();
+    for attribute in &link.attributes {
+        if let LinkAttribute::Mtu(mtu) = attribute {
+            seen.mtu = *mtu;
+        } else if let LinkAttribute::Controller(index) = attribute {
+            seen.bridge = named(*index).unwrap_or_default();
+        }
+    }
+    let up = LinkFlags::Up | LinkFlags::LowerUp;
+    seen.up = if link.header.flags.contains(up) { Up::Yes } else { Up::No };
+    seen
+}
+
 /// Returns the names of this host's bridges.
 pub(crate) async fn bridges() -> Result<Vec<String>, NetworkError> {
     Ok(links().await?.bridges)

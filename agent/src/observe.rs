@@ -263,6 +263,7 @@ mod tests {
                 taps: Vec::new(),
                 generation: Generation::from_stored(0),
                 admission: MigrationId::from_u128(1),
+                announced_ms: 0,
             },
             incoming: Incoming {
                 migration: MigrationId::from_u128(1),

@@ -20,7 +20,7 @@ use vmferry_types::{Claim, Generation, VmId};
 use crate::agent::{Agent, StartError};
 use crate::error::CommandError;
 use crate::vm::{ClaimCommand, Command};
-use crate::{check, describe, idle, observe, report, watch, wire};
+use crate::{check, describe, idle, observe, report, watch, wire, wiring};
 
 /// The largest message taken; a definition is a few kilobytes.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -206,6 +206,15 @@ impl AgentService for Service {
         let vm = wire::vm_id(&request.into_inner().vm_id, "vm_id")?;
         let handle = self.known(vm)?;
         Ok(Response::new(describe::source(&self.agent, &handle.shared).await?))
+    }
+
+    async fn describe_ports(
+        &self,
+        request: Request<v1::DescribePortsRequest>,
+    ) -> Result<Response<v1::VmPorts>, Status> {
+        let vm = wire::vm_id(&request.into_inner().vm_id, "vm_id")?;
+        let handle = self.known(vm)?;
+        Ok(Response::new(wiring::of(&handle.shared).await?))
     }
 
     async fn check_destination(

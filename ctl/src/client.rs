@@ -14,8 +14,9 @@ use vmferry_proto::v1::{
     CancelMigrationRequest, CapacityReply, CapacityRequest, DeclareHostDeadRequest, DeleteVmReply,
     DeleteVmRequest, DoctorReply, DoctorRequest, ErrorDetail, FenceHostRequest, GetHostRequest,
     GetMigrationRequest, GetVmRequest, Host, ListHostsReply, ListHostsRequest, ListMigrationsReply,
-    ListMigrationsRequest, ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration,
-    ResolveMigrationRequest, StartVmRequest, StopVmRequest, Vm,
+    ListMigrationsRequest, ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration, NetworkState,
+    NetworkStateRequest, OpenGateRequest, ResolveMigrationRequest, StartVmRequest, StopVmRequest,
+    Vm,
 };
 
 use vmferry_tls::{Expected, Live, Role, Scheme, Security, Use};
@@ -159,6 +160,22 @@ impl Client {
         let request = GetMigrationRequest { id: id.to_owned() };
         let reply = self.api.clone().get_migration(timed(request)).await;
         self.answer(&format!("show migration {id}"), reply, &Unanswered::Harmless)
+    }
+
+    pub(crate) async fn open_gate(
+        &self,
+        operation: &str,
+        request: OpenGateRequest,
+    ) -> Result<Migration, Failure> {
+        let doubt = in_doubt(&format!("vmferry migration show {}", request.id));
+        let reply = self.api.clone().open_gate(timed(request)).await;
+        self.answer(operation, reply, &doubt)
+    }
+
+    pub(crate) async fn network_state(&self, vm: &str) -> Result<NetworkState, Failure> {
+        let request = NetworkStateRequest { vm: vm.to_owned() };
+        let reply = self.api.clone().get_network_state(timed(request)).await;
+        self.answer(&format!("show the network of VM {vm}"), reply, &Unanswered::Harmless)
     }
 
     pub(crate) async fn cancel_migration(&self, id: &str) -> Result<Migration, Failure> {

@@ -4,6 +4,7 @@ pub(crate) mod capacity;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod emptying;
+pub(crate) mod gates;
 pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod pki;

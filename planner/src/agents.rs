@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use vmferry_proto::v1::{
     CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, HostReport,
-    ObserveRequest, SourceDescription, VmObservation,
+    ObserveRequest, SourceDescription, VmObservation, VmPorts,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -90,6 +90,9 @@ pub trait Agents: std::fmt::Debug + Send + Sync + 'static {
         host: &'a HostId,
         vm: VmId,
     ) -> BoxFuture<'a, Answer<SourceDescription>>;
+
+    /// Says what a host has of a VM's ports.
+    fn describe_ports<'a>(&'a self, host: &'a HostId, vm: VmId) -> BoxFuture<'a, Answer<VmPorts>>;
 
     /// Names everything that keeps a host from receiving a VM.
     fn check_destination<'a>(

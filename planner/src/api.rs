@@ -5,6 +5,7 @@ mod doctor;
 mod hosts;
 mod lifecycle;
 mod migrate;
+mod native;
 mod power;
 mod read;
 mod resolve;
@@ -71,6 +72,14 @@ pub enum ApiError {
         phase: vmferry_types::PhaseLabel,
         /// Why.
         refusal: Refusal,
+    },
+    /// A gate was to be opened that is not waited at.
+    #[error("migration {migration}: {why}")]
+    NotAtGate {
+        /// The migration.
+        migration: MigrationId,
+        /// Where it is instead.
+        why: String,
     },
     /// A start or stop failed; the VM is as it was.
     #[error("{what} of VM {vm} failed: {error}")]
@@ -162,6 +171,7 @@ impl ApiError {
             Self::NotAdmitted(refused) => refused_code(refused),
             Self::Taken { .. } => "taken",
             Self::TooLate { .. } => "too_late",
+            Self::NotAtGate { .. } => "not_at_gate",
             Self::Failed { .. } => "failed",
             Self::HostHeld(denied) => denied.code(),
             Self::NotInPhase { .. } => "not_in_phase",
@@ -187,6 +197,7 @@ impl ApiError {
             Self::Blocked { .. }
             | Self::Taken { .. }
             | Self::TooLate { .. }
+            | Self::NotAtGate { .. }
             | Self::Failed { .. }
             | Self::HostHeld(_)
             | Self::NotInPhase { .. }
@@ -210,6 +221,7 @@ impl ApiError {
             | Self::NotAdmitted(_)
             | Self::Taken { .. }
             | Self::TooLate { .. }
+            | Self::NotAtGate { .. }
             | Self::Failed { .. }
             | Self::HostHeld(_)
             | Self::NotInPhase { .. }
@@ -230,6 +242,7 @@ impl ApiError {
             | Self::NotAdmitted(_)
             | Self::Taken { .. }
             | Self::TooLate { .. }
+            | Self::NotAtGate { .. }
             | Self::Failed { .. }
             | Self::HostHeld(_)
             | Self::NotInPhase { .. }

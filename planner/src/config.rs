@@ -147,6 +147,8 @@ pub struct MigrationDefaults {
     pub downtime_limit: Duration,
     /// How long a guest may stand still, not ordered, while no driver is heard.
     pub hold_limit: Duration,
+    /// How long one that is done step by step waits for its operator at each gate.
+    pub gate_deadline: Duration,
     /// Past it a transfer that has not reached the switchover is cancelled.
     pub transfer_timeout: Duration,
     /// A transfer that moves no byte for this long is cancelled.
@@ -251,6 +253,7 @@ impl Default for RawPolicy {
 struct RawMigration {
     downtime_limit: String,
     hold_limit: String,
+    gate_deadline: String,
     transfer_timeout: String,
     stall_limit: String,
     switchover_limit: String,
@@ -264,6 +267,7 @@ impl Default for RawMigration {
         Self {
             downtime_limit: "100ms".to_owned(),
             hold_limit: "10s".to_owned(),
+            gate_deadline: "10m".to_owned(),
             transfer_timeout: "1h".to_owned(),
             stall_limit: "30s".to_owned(),
             switchover_limit: "30s".to_owned(),
@@ -428,6 +432,7 @@ impl RawMigration {
         Ok(MigrationDefaults {
             downtime_limit: duration("migration.downtime_limit", &self.downtime_limit)?,
             hold_limit: duration("migration.hold_limit", &self.hold_limit)?,
+            gate_deadline: duration("migration.gate_deadline", &self.gate_deadline)?,
             transfer_timeout: duration("migration.transfer_timeout", &self.transfer_timeout)?,
             stall_limit: duration("migration.stall_limit", &self.stall_limit)?,
             switchover_limit: duration("migration.switchover_limit", &self.switchover_limit)?,

@@ -20,6 +20,10 @@ const NAMES: &str = include_str!("faults.txt");
 #[cfg(feature = "fault-points")]
 const NAMES_OF_HOSTS: &str = include_str!("faults_hosts.txt");
 
+/// Those where a move waits for an operator, which one of the matrix does not.
+#[cfg(feature = "fault-points")]
+const NAMES_OF_GATES: &str = include_str!("faults_gates.txt");
+
 /// The fault points of this process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPoints {
@@ -64,7 +68,8 @@ impl FaultPoints {
     pub async fn pass(&self, side: &'static str, name: &'static str) {
         #[cfg(feature = "fault-points")]
         if let Some(dir) = &self.dir {
-            let mut known = NAMES.lines().chain(NAMES_OF_HOSTS.lines());
+            let mut known =
+                NAMES.lines().chain(NAMES_OF_HOSTS.lines()).chain(NAMES_OF_GATES.lines());
             assert!(known.any(|known| known == name), "{name} is not in faults.txt");
             hold_or_die(dir, &format!("{side}.{name}")).await;
         }
@@ -126,6 +131,7 @@ fn point(migration: &Migration) -> &'static str {
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Holding { .. }, .. } => {
             "armed"
         }
+        Phase::Admitted { stage: Stage::Waiting { .. }, .. } => "waiting",
         Phase::Admitted { stage: Stage::Parting { .. }, .. } => "parting",
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => "recalling",
         Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "clearing_live",

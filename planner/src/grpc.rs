@@ -305,6 +305,27 @@ impl PlannerService for Service {
         reply(self.planner.cancel_migration(&request.into_inner().id).await)
     }
 
+    async fn prepare_receiver(
+        &self,
+        request: Request<v1::MigrateVmRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.prepare_receiver(request.into_inner()).await)
+    }
+
+    async fn open_gate(
+        &self,
+        request: Request<v1::OpenGateRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.open_gate(request.get_ref()).await)
+    }
+
+    async fn get_network_state(
+        &self,
+        request: Request<v1::NetworkStateRequest>,
+    ) -> Result<Response<v1::NetworkState>, Status> {
+        reply(self.planner.network_state(request.get_ref()).await)
+    }
+
     async fn watch_migration(
         &self,
         request: Request<v1::GetMigrationRequest>,

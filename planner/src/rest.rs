@@ -5,6 +5,7 @@ mod error;
 mod events;
 mod extract;
 mod lifecycle;
+mod native;
 mod operator;
 mod secured;
 
@@ -14,7 +15,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Extension, middleware};
 use serde::Deserialize;
 use vmferry_proto::v1;
@@ -57,6 +58,14 @@ pub fn router(planner: Arc<Planner>, security: Security) -> Router {
         .route("/api/vms/{name}", get(vm).delete(operator::delete_vm))
         .route("/api/vms/{name}/start", post(start))
         .route("/api/vms/{name}/stop", post(stop))
+        .route("/api/vms/{name}/migration/native/prepare-receiver", post(native::prepare))
+        .route("/api/vms/{name}/migration/native/start", post(native::start))
+        .route("/api/vms/{name}/migration/native/status", get(native::status))
+        .route("/api/vms/{name}/migration/native/cancel", post(native::cancel))
+        .route("/api/vms/{name}/migration/native/network-state", get(native::network_state))
+        .route("/api/migration/receivers/{id}/activate", post(native::activate))
+        .route("/api/migration/receivers/{id}", delete(native::destroy))
+        .route("/api/migrations/{id}/go", post(native::go))
         .route("/api/migrations", get(migrations).post(migrate))
         .route("/api/migrations/{id}", get(migration))
         .route("/api/migrations/{id}/events", get(events::migration))

@@ -43,11 +43,17 @@ pub fn note(entry: &Entry) -> String {
         Event::ChannelMended => "the channel between both halves is mended".to_owned(),
         Event::Resolved { keep: Keep::Source } => "an operator keeps the source's guest".to_owned(),
         Event::Resolved { keep: Keep::Neither } => "an operator keeps neither side".to_owned(),
+        Event::StartAllowed => "an operator lets it be sent".to_owned(),
+        Event::SwitchoverAllowed => "an operator lets it switch over".to_owned(),
+        Event::GatesOpened => "an operator opened all gates that are left".to_owned(),
+        Event::GateExpired if entry.after.phase.cause().is_none() => {
+            "nobody opened the gate in time, and there is no way back: it goes on".to_owned()
+        }
         Event::Refused { .. }
+        | Event::GateExpired
         | Event::QueueExpired
         | Event::CancelRequested
         | Event::SourceStopped
-        | Event::SwitchoverAllowed
         | Event::CommitAllowed
         | Event::BothComplete { .. }
         | Event::SourceGaveUp { .. }
@@ -82,7 +88,10 @@ fn downgrade(after: &Migration) -> Option<String> {
             Some("the guest runs on; the receiver is cleared away for another one".to_owned())
         }
         Stage::Arming => Some(format!("goes on as {} instead of {from}", after.method)),
-        Stage::Transferring { .. } | Stage::Parting { .. } | Stage::Holding { .. } => None,
+        Stage::Waiting { .. }
+        | Stage::Transferring { .. }
+        | Stage::Parting { .. }
+        | Stage::Holding { .. } => None,
     }
 }
 

@@ -29,6 +29,7 @@ pub mod partition;
 pub mod postcopy;
 pub mod records;
 pub mod refusal;
+pub mod steps;
 pub mod surface;
 pub mod tls;
 
@@ -159,6 +160,7 @@ pub fn all() -> Vec<Case> {
         partition::cases(),
         postcopy::cases(),
         records::cases(),
+        steps::cases(),
         surface::cases(),
         in_plain_text(hostile::cases()),
         memory::cases(),

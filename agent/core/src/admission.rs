@@ -73,6 +73,7 @@ mod tests {
             taps: Vec::new(),
             generation: Generation::from_stored(1),
             admission,
+            announced_ms: 0,
         }
     }
 

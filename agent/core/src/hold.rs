@@ -157,6 +157,7 @@ mod tests {
                 taps: Vec::new(),
                 generation: Generation::from_stored(3),
                 admission: MigrationId::from_u128(1),
+                announced_ms: 0,
             },
             outgoing: None,
             held: None,

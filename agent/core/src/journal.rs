@@ -99,6 +99,10 @@ pub struct Process {
     /// The admission that started it.
     #[serde(with = "as_id")]
     pub admission: MigrationId,
+    /// When the switches were told that its guest is here, in milliseconds since 1970; 0 if they were
+    /// not.
+    #[serde(default)]
+    pub announced_ms: u64,
 }
 
 /// Tells a process apart from every other that this machine ever had.
@@ -542,6 +546,7 @@ mod tests {
                 taps: vec!["vf0".to_owned()],
                 generation: Generation::from_stored(3),
                 admission: MigrationId::from_u128(2),
+                announced_ms: 0,
             },
             incoming: Incoming {
                 migration: MigrationId::from_u128(2),

@@ -5,16 +5,19 @@ use std::time::Duration;
 use vmferry_agent_core::incoming::{self, Receiving};
 use vmferry_agent_core::journal::{Continued, Part};
 use vmferry_qmp::RunState;
-use vmferry_qmp::command::Cont;
+use vmferry_qmp::command::{AnnounceSelf, Cont};
 use vmferry_types::Fence;
 
 use super::Outcome;
+use crate::clock;
 use crate::error::CommandError;
 use crate::lane::Lane;
 use crate::live::{Disks, Sight};
 
 /// How long QEMU may take to say that the guest runs. It takes milliseconds.
 const RUNNING: Duration = Duration::from_secs(5);
+/// How long it may take to say that it announces the guest: nothing else waits for that.
+const ANNOUNCED: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, CommandError> {
     if arrived(lane, fence)? {
@@ -65,8 +68,29 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
             "the guest was let go on and is not seen to run".to_owned(),
         ));
     }
-    arrive(lane, fence);
+    let now = lane.shared.sight.borrow().clone();
+    let announced_ms = if divided(&now) { 0 } else { announce(&process).await };
+    arrive(lane, fence, announced_ms);
     Ok(Outcome::default())
+}
+
+/// Tells the switches that the guest is here, and returns when; 0 if that failed.
+///
+/// QEMU does so by itself when all has arrived, for a second and a half. A guest that was let go on
+/// later than that would be found where it was before, for as long as the switches remember.
+async fn announce(process: &crate::process::QemuProcess) -> u64 {
+    let again = AnnounceSelf { initial: 50, max: 550, rounds: 5, step: 100 };
+    match tokio::time::timeout(ANNOUNCED, process.monitor().execute(again)).await {
+        Ok(Ok(_)) => clock::wall_ms(),
+        Ok(Err(error)) => {
+            tracing::warn!(error = %crate::error::chain(&error), "the guest was not announced");
+            0
+        }
+        Err(_) => {
+            tracing::warn!("QEMU did not say in time that it announces its guest");
+            0
+        }
+    }
 }
 
 /// Says whether the guest went on here under this generation already.
@@ -119,13 +143,14 @@ async fn refused(lane: &mut Lane, error: &crate::monitor::MonitorError) -> Comma
 }
 
 /// Turns the receiver into a running VM; on the disk with the answer.
-fn arrive(lane: &mut Lane, fence: &Fence) {
+fn arrive(lane: &mut Lane, fence: &Fence, announced_ms: u64) {
     let Part::Receiver { defined, process, incoming } = &lane.record.part else { return };
     if let Some(port) = incoming.port {
         lane.agent.give_port_back(port);
     }
     let mut process = process.clone();
     process.generation = fence.generation;
+    process.announced_ms = announced_ms;
     lane.record.part =
         Part::Running { defined: defined.clone(), process, outgoing: None, held: None };
 }

@@ -37,6 +37,7 @@ pub(super) fn plan(lane: &Lane, fence: &Fence, vm: &Definition) -> Process {
         taps,
         generation: fence.generation,
         admission: fence.migration,
+        announced_ms: 0,
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     },
     /// Say which side of an undecided migration is right: it is kept, the other is ended
     Resolve(ResolveArgs),
+    /// Let a migration pass the gate that it waits at
+    Go(super::gates::GoArgs),
     /// Ask to take a migration back; too late once the switchover was ordered
     Cancel {
         /// Migration id
@@ -114,6 +116,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         }
         Command::Resolve(args) => resolve(client, output, args).await,
         Command::Watch { id, timeout } => watch(client, output, &id, timeout).await,
+        Command::Go(args) => super::gates::go(client, output, &args).await,
         Command::Cancel { id, wait } => cancel(client, output, &id, &wait).await,
     }
 }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use vmferry_proto::v1::{DeleteVmRequest, MigrateVmRequest, StartVmRequest, StopVmRequest, Vm};
 use vmferry_types::PowerState;
 
+use super::gates::{GateArgs, settle_at_gate};
 use super::migration::{WaitArgs, wait_for_end};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -47,6 +48,11 @@ pub(crate) enum Command {
     },
     /// Move a running VM to another host
     Migrate(MigrateArgs),
+    /// Show a VM's ports at both ends of its migration
+    Network {
+        /// Name or id
+        vm: String,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +104,8 @@ pub(crate) struct MigrateArgs {
     to: String,
     #[command(flatten)]
     policy: PolicyArgs,
+    #[command(flatten)]
+    gates: GateArgs,
     #[command(flatten)]
     request: RequestArgs,
     #[command(flatten)]
@@ -233,6 +241,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
             Ok(())
         }
         Command::Migrate(args) => migrate(client, output, &args).await,
+        Command::Network { vm } => {
+            let state = client.network_state(&vm).await?;
+            output.answer(&state, render::vm::network);
+            Ok(())
+        }
     }
 }
 
@@ -355,12 +368,17 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
         timeout_ms: limit(policy.transfer_timeout),
         hold_limit_ms: limit(policy.hold_limit),
         queue_deadline_ms: limit(policy.queue_deadline),
+        gates: args.gates.labels(),
+        gate_deadline_ms: limit(args.gates.gate_deadline),
         ..MigrateVmRequest::default()
     };
     let migration = client.migrate_vm(&operation, request).await?;
     if !args.wait.wait {
         output.answer(&migration, render::migration::summary);
         return Ok(());
+    }
+    if !args.gates.labels().is_empty() {
+        return settle_at_gate(client, output, (&operation, migration), &args.wait).await;
     }
     let followed = wait_for_end(client, output, migration, args.wait.timeout).await?;
     verdict(&operation, &followed)

@@ -195,11 +195,24 @@ fn note(migration: &Migration) -> String {
         let age = millis(stuck.age_ms);
         return format!("stuck for {age}: {}, waits for {}", stuck.cause, stuck.waits_for);
     }
+    if !migration.waits_at_gate.is_empty() {
+        return waits_at_gate(migration);
+    }
     if migration.error.is_empty() {
         migration.capacity_note.clone()
     } else {
         migration.error.clone()
     }
+}
+
+/// Says what an operator is waited for, and what to do.
+fn waits_at_gate(migration: &Migration) -> String {
+    let Migration { id, waits_at_gate: gate, gate_expires, .. } = migration;
+    let still = match migration.guest_still_ms {
+        0 => String::new(),
+        still => format!(", guest still for {}", millis(still)),
+    };
+    format!("waits at the {gate} gate until {gate_expires}{still}: `vmferry migration go {id}`")
 }
 
 /// Says how the channel between both halves of a divided guest is; empty if it never broke.

@@ -1,8 +1,8 @@
 //! VMs.
 
-use vmferry_proto::v1::{DeleteVmReply, Vm};
+use vmferry_proto::v1::{DeleteVmReply, NetworkState, Vm};
 
-use super::quantity::{bytes, cpus, or_dash};
+use super::quantity::{bytes, cpus, or_dash, quoted_or};
 use super::table::{fields, section, table};
 
 /// Lays out VMs.
@@ -67,6 +67,37 @@ fn migration(vm: &Vm) -> String {
 pub(crate) fn deleted(reply: &DeleteVmReply) -> String {
     let left = if reply.left.is_empty() { String::new() } else { format!("\n{}", reply.left) };
     format!("{} is deleted; its disks are where they were{left}", reply.name)
+}
+
+/// Lays out the ports of a VM.
+pub(crate) fn network(state: &NetworkState) -> String {
+    let header = ["HOST", "SIDE", "NIC", "MAC", "BRIDGE", "TAP", "MTU", "STATE", "NOTE"];
+    let mut rows = Vec::new();
+    for host in &state.hosts {
+        let ports = host.ports.as_ref().map(|ports| ports.ports.as_slice()).unwrap_or_default();
+        let row = |cells: [String; 7]| {
+            let mut row = vec![host.host.clone(), host.side.clone()];
+            row.extend(cells);
+            row
+        };
+        if ports.is_empty() {
+            let note = quoted_or(&host.error, "it has no ports there");
+            let dash = || "-".to_owned();
+            rows.push(row([dash(), dash(), dash(), dash(), dash(), dash(), note]));
+        }
+        rows.extend(ports.iter().map(|port| {
+            row([
+                port.nic.clone(),
+                port.mac.clone(),
+                or_dash(&port.bridge),
+                or_dash(&port.tap),
+                port.mtu.to_string(),
+                port.state.clone(),
+                or_dash(&port.trouble),
+            ])
+        }));
+    }
+    table(&header, rows, "nothing is known of its network")
 }
 
 #[cfg(test)]

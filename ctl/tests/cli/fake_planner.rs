@@ -14,8 +14,9 @@ use vmferry_proto::v1::{
     GetHostRequest, GetMigrationRequest, GetVmRequest, Host, HostReport, ListEmptyingsReply,
     ListEmptyingsRequest, ListHostsReply, ListHostsRequest, ListMigrationsReply,
     ListMigrationsRequest, ListQueueReply, ListQueueRequest, ListVmsReply, ListVmsRequest,
-    MaintenanceRequest, MigrateVmRequest, Migration, OpenHalf, ReportReply,
-    ResolveMigrationRequest, StartVmRequest, StopVmRequest, UncordonHostRequest, Vm,
+    MaintenanceRequest, MigrateVmRequest, Migration, NetworkState, NetworkStateRequest,
+    OpenGateRequest, OpenHalf, ReportReply, ResolveMigrationRequest, StartVmRequest, StopVmRequest,
+    UncordonHostRequest, Vm,
 };
 use vmferry_proto::v1::{CapacityReply, CapacityRequest};
 
@@ -62,6 +63,8 @@ pub(crate) struct Asked {
     pub(crate) resolved: Vec<ResolveMigrationRequest>,
     pub(crate) migrated: Vec<MigrateVmRequest>,
     pub(crate) started: Vec<StartVmRequest>,
+    /// Of which migration, which gate.
+    pub(crate) gates: Vec<(String, String)>,
 }
 
 /// The planner; gone when dropped.
@@ -255,6 +258,22 @@ impl Planner for Service {
             asked.migrated.push(request.into_inner());
             self.first_state()
         })
+    }
+
+    async fn prepare_receiver(&self, request: Request<MigrateVmRequest>) -> Reply<Migration> {
+        self.migrate_vm(request).await
+    }
+
+    async fn open_gate(&self, request: Request<OpenGateRequest>) -> Reply<Migration> {
+        self.reply(|asked| {
+            let OpenGateRequest { id, gate, .. } = request.into_inner();
+            asked.gates.push((id, gate));
+            self.first_state()
+        })
+    }
+
+    async fn get_network_state(&self, _: Request<NetworkStateRequest>) -> Reply<NetworkState> {
+        self.reply(|_| NetworkState::default())
     }
 
     async fn list_migrations(

@@ -322,6 +322,32 @@ async fn a_move_carries_its_limits_and_a_fresh_request_id() {
 }
 
 #[tokio::test]
+async fn a_move_step_by_step_waits_for_its_gate_and_go_names_the_gate_that_was_seen() {
+    let at_gate = Migration {
+        waits_at_gate: "start".into(),
+        gate_expires: "2026-01-02T03:04:05Z".into(),
+        ..migration("admitted", "precheck")
+    };
+    let answers = Answers { states: vec![at_gate], ..Answers::default() };
+    let args = ["vm", "migrate", "web1", "--step-by-step", "--gate-deadline", "5m", "--wait"];
+    let (ended, planner) = run(answers.clone(), &args).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stdout.contains("waits at the start gate until"), "{}", ended.stdout);
+    let asked = planner.asked().migrated.pop().unwrap();
+    assert_eq!(asked.gates, ["start", "switchover", "commit"]);
+    assert_eq!(asked.gate_deadline_ms, 300_000);
+    let (ended, planner) = run(answers.clone(), &["migration", "go", "m-1"]).await;
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(planner.asked().gates, [("m-1".to_owned(), "start".to_owned())]);
+    let args = ["vm", "migrate", "web1", "--step-by-step=commit"];
+    let (_, planner) = run(answers, &args).await;
+    assert_eq!(planner.asked().migrated.pop().unwrap().gates, ["commit"]);
+    let answers = Answers { states: vec![migration("done", "completed")], ..Answers::default() };
+    let (ended, planner) = run(answers, &["migration", "go", "m-1"]).await;
+    assert_eq!((ended.code, planner.asked().gates.len()), (1, 0), "{}", ended.stderr);
+}
+
+#[tokio::test]
 async fn a_cancel_that_came_too_late_ends_with_3() {
     let answers = Answers { states: vec![migration("done", "completed")], ..Answers::default() };
     let (ended, planner) = run(answers, &["migration", "cancel", "m-1", "--wait"]).await;

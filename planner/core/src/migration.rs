@@ -23,6 +23,7 @@ mod divided;
 mod downgrade;
 mod effect;
 mod event;
+mod gates;
 mod phase;
 mod proof;
 #[cfg(test)]
@@ -36,9 +37,10 @@ pub use divided::Channel;
 pub use downgrade::Downgraded;
 pub use effect::{Effect, Serves, Side};
 pub use event::{Event, Keep, Ran, Receiver, Stood};
+pub use gates::{Gate, GatePoint, Gates};
 pub use phase::{Back, Blocked, Cleanup, Guest, Listener, Phase, Stage, Switchover, Takes};
 pub use proof::{GoneProof, Handover, Process, ProofKind, SourceWord, Word};
-pub use terms::{AutoConverge, Downgrade, Gate, Gates, NotConverging, Terms};
+pub use terms::{AutoConverge, Downgrade, NotConverging, Terms};
 
 use vmferry_types::{Generation, HostId, Method, MigrationId, PhaseLabel, Timestamp, VmId};
 
@@ -179,7 +181,8 @@ impl Migration {
     /// Says whether the event is stale (drop it), illegal (a bug: count it) or a request that came
     /// too late (tell the caller). The migration is as it was.
     pub fn apply(&self, event: &Event) -> Result<Self, Refusal> {
-        let after = Self { phase: table::next(self, event)?, ..self.clone() }.divides(event);
+        let after = Self { phase: table::next(self, event)?, ..self.clone() };
+        let after = after.divides(event).gates_after(event);
         Ok(match self.turns_to_snapshot(&after.phase, event) {
             Some(downgraded) => {
                 Self { method: Method::Snapshot, downgraded: Some(downgraded), ..after }

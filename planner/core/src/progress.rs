@@ -20,7 +20,11 @@ pub const fn user_state(phase: &Phase) -> UserState {
         Phase::Queued { .. } => UserState::Pending,
         Phase::Admitted {
             stage:
-                Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. } | Stage::Holding { .. },
+                Stage::Arming
+                | Stage::Waiting { .. }
+                | Stage::Recalling { .. }
+                | Stage::Clearing { .. }
+                | Stage::Holding { .. },
             ..
         } => UserState::Precheck,
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
@@ -53,7 +57,7 @@ pub fn percent(migration: &Migration, crossed: Crossed) -> u8 {
             stage: Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. },
             ..
         } => 2,
-        Phase::Admitted { stage: Stage::Holding { .. }, .. } => 4,
+        Phase::Admitted { stage: Stage::Waiting { .. } | Stage::Holding { .. }, .. } => 4,
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
             let total = u128::from(crossed.total.value().max(1));

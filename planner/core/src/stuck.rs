@@ -64,6 +64,10 @@ pub fn stuck(
 /// How long the present step may take. `None` if it has no limit of its own: memory may cross for
 /// as long as the transfer's time limit says.
 fn patience(migration: &Migration, sides: &Sides) -> Option<Millis> {
+    // It gives up by itself when this is over.
+    if migration.waits_at().is_some() {
+        return Some(migration.terms.gate_deadline);
+    }
     match &migration.phase {
         Phase::Admitted { stage: Stage::Transferring { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => None,
@@ -80,6 +84,7 @@ fn patience(migration: &Migration, sides: &Sides) -> Option<Millis> {
         | Phase::Admitted {
             stage:
                 Stage::Arming
+                | Stage::Waiting { .. }
                 | Stage::Parting { .. }
                 | Stage::Recalling { .. }
                 | Stage::Clearing { .. }
@@ -110,6 +115,9 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
     let words = match &migration.phase {
         Phase::Queued { .. } | Phase::Done { .. } | Phase::Aborted { .. } => return None,
         Phase::Admitted { stage: Stage::Arming, .. } => "the destination's receiver to listen",
+        Phase::Admitted { stage: Stage::Waiting { .. }, .. } => {
+            "an operator's word before anything is sent"
+        }
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
             "the guest's memory to cross and the source to reach the switchover"
         }

@@ -243,6 +243,7 @@ fn config() -> Config {
         },
         migration: MigrationDefaults {
             downtime_limit: Duration::from_millis(100),
+            gate_deadline: Duration::from_secs(20),
             hold_limit: Duration::from_secs(10),
             transfer_timeout: Duration::from_mins(1),
             stall_limit: Duration::from_secs(20),

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use vmferry_planner::agents::{AgentError, Agents, Answer};
 use vmferry_proto::v1::{
     CheckReply, ClaimRequest, ExecuteReply, ExecuteRequest, HostReport, ObserveRequest,
-    SourceDescription, VmObservation,
+    SourceDescription, VmObservation, VmPorts,
 };
 use vmferry_types::{HostId, Role, VmId};
 
@@ -475,6 +475,15 @@ impl Agents for SimAgents {
                 }
             })
         })
+    }
+
+    fn describe_ports<'a>(
+        &'a self,
+        _host: &'a HostId,
+        _vm: VmId,
+    ) -> BoxFuture<'a, Answer<VmPorts>> {
+        // Nothing here has a network of its own.
+        Box::pin(async move { Ok(VmPorts::default()) })
     }
 
     fn check_destination<'a>(

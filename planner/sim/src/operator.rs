@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vmferry_planner::clock::simulated;
-use vmferry_planner_core::migration::{Event, Gate, Gates, Phase, Switchover};
+use vmferry_planner_core::migration::{Event, Gate, Gates, Phase, Stage, Switchover};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId};
 
@@ -281,6 +281,7 @@ where
 /// What an operator would say where a migration waits for one.
 fn gate(phase: &Phase) -> Option<Event> {
     match phase {
+        Phase::Admitted { stage: Stage::Waiting { .. }, .. } => Some(Event::StartAllowed),
         Phase::Captured { switchover: Switchover::Withheld, .. } => Some(Event::SwitchoverAllowed),
         Phase::Restored { .. } => Some(Event::CommitAllowed),
         Phase::Captured {
@@ -304,6 +305,6 @@ impl State {
         let odds = self.weather.gated;
         let dice = &mut self.dice.operator;
         let mut gate = || if dice.chance(odds) { Gate::Closed } else { Gate::Open };
-        Gates { switchover: gate(), commit: gate() }
+        Gates { start: gate(), switchover: gate(), commit: gate() }
     }
 }

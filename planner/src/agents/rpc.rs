@@ -12,9 +12,9 @@ use tonic::{Code, Request, Response, Status};
 use vmferry_proto::v1::agent_client::AgentClient;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
-    CheckDestinationRequest, CheckReply, ClaimRequest, DescribeSourceRequest, ErrorDetail,
-    ExecuteReply, ExecuteRequest, GetReportRequest, HostReport, ObserveRequest, SourceDescription,
-    VmObservation,
+    CheckDestinationRequest, CheckReply, ClaimRequest, DescribePortsRequest, DescribeSourceRequest,
+    ErrorDetail, ExecuteReply, ExecuteRequest, GetReportRequest, HostReport, ObserveRequest,
+    SourceDescription, VmObservation, VmPorts,
 };
 use vmferry_tls::{Expected, Identity, Security};
 use vmferry_types::{HostId, VmId};
@@ -303,6 +303,14 @@ impl Agents for GrpcAgents {
                 return Ok(told);
             }
             Err(anothers(host, "describe_source", &told.tls_host))
+        })
+    }
+
+    fn describe_ports<'a>(&'a self, host: &'a HostId, vm: VmId) -> BoxFuture<'a, Answer<VmPorts>> {
+        Box::pin(async move {
+            let mut client = self.client(host, "describe_ports")?;
+            let request = DescribePortsRequest { vm_id: vm.to_string() };
+            answer(host, "describe_ports", LOOK_DEADLINE, client.describe_ports(request)).await
         })
     }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, Gates, Migration, NotConverging, Opening, Refusal, Terms,
+    AutoConverge, Downgrade, Event, GatePoint, Gates, Migration, NotConverging, Opening, Refusal,
+    Terms,
 };
 use vmferry_proto::v1;
 use vmferry_types::{
@@ -133,10 +134,23 @@ impl Planner {
     ///
     /// Says so if the guest is past the point where that could be granted.
     pub async fn cancel_migration(self: &Arc<Self>, id: &str) -> Result<v1::Migration, ApiError> {
-        let id = migration_id(id)?;
+        self.tell(migration_id(id)?, |_| Ok(Some(Event::CancelRequested))).await
+    }
+
+    /// Commits what an operator says of a migration, and answers with the migration as it is then.
+    /// Nothing is said if `says` finds nothing to say.
+    pub(super) async fn tell(
+        self: &Arc<Self>,
+        id: MigrationId,
+        says: impl Fn(&Migration) -> Result<Option<Event>, ApiError>,
+    ) -> Result<v1::Migration, ApiError> {
         loop {
             let row = self.migration_row(id).await?;
-            let entries = match row.migration.advance(Event::CancelRequested) {
+            let Some(event) = says(&row.migration)? else {
+                return view::migration(self, &row).await;
+            };
+            let label = event.label();
+            let entries = match row.migration.advance(event) {
                 Ok(entries) => entries,
                 Err(Refusal::Stale) => return view::migration(self, &row).await,
                 Err(refusal @ (Refusal::TooLate | Refusal::Illegal)) => {
@@ -150,7 +164,7 @@ impl Planner {
                 Commit::Done(after) => {
                     self.parts.faults.pass_all("after_commit", &points).await;
                     tracing::info!(migration_id = %id, phase = after.migration.label().label(),
-                        event = "cancel_requested", "phase changed");
+                        event = label, "phase changed");
                     self.nudge(id);
                     self.take_up(&after);
                     return view::migration(self, &after).await;
@@ -225,7 +239,8 @@ impl Planner {
             } else {
                 AutoConverge::Off
             },
-            gates: Gates::OPEN,
+            gates: gates(&asked.gates)?,
+            gate_deadline: or(asked.gate_deadline_ms, defaults.gate_deadline),
             downgrade,
             not_converging,
         })
@@ -240,6 +255,17 @@ impl Planner {
         };
         Timestamp(clock::now().value().saturating_add(wait))
     }
+}
+
+/// Reads where a migration is to wait for an operator.
+fn gates(asked: &[String]) -> Result<Gates, ApiError> {
+    asked.iter().try_fold(Gates::OPEN, |gates, label| {
+        let point = GatePoint::from_label(label).ok_or_else(|| ApiError::Invalid {
+            field: "gates",
+            problem: format!("`{label}` is none of start, switchover, commit"),
+        })?;
+        Ok(gates.closed_at(point))
+    })
 }
 
 /// Reads a caller's request id: a UUID, or nothing.

@@ -163,6 +163,7 @@ fn opened(of: u128, vm: &VmRow) -> Migration {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
+            gate_deadline: Millis(600_000),
             downgrade: Downgrade::Never,
             not_converging: NotConverging::Abort,
         },

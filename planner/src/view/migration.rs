@@ -1,7 +1,7 @@
 //! Migrations as users are shown them.
 
 use vmferry_planner_core::evidence::{Sides, Times};
-use vmferry_planner_core::migration::{Channel, Phase, Switchover};
+use vmferry_planner_core::migration::{Channel, Gate, GatePoint, Phase, Switchover};
 use vmferry_planner_core::progress::{Crossed, percent, user_state};
 use vmferry_planner_core::stuck::{Stuck, Trouble, stuck as core_stuck};
 use vmferry_proto::v1;
@@ -116,6 +116,7 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         ..v1::Migration::default()
     };
     figures(&mut message, &transfer);
+    gates(&mut message, row);
     message.waits_for_link = live.waits_for_link.clone().unwrap_or_default();
     message.emptying_id.clone_from(&row.notes.sake.emptying);
     if let Phase::Queued { blocked: Some(blocked), .. } = &migration.phase {
@@ -123,6 +124,19 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         message.capacity_note.clone_from(&blocked.note);
     }
     message
+}
+
+/// Says where it waits for an operator, and until when.
+fn gates(message: &mut v1::Migration, row: &MigrationRow) {
+    let terms = &row.migration.terms;
+    let closed = GatePoint::ALL.into_iter().filter(|at| terms.gates.at(*at) == Gate::Closed);
+    message.gates = closed.map(|at| at.label().to_owned()).collect();
+    if let Some(at) = row.migration.waits_at() {
+        let since = Timestamp(row.notes.entered_us / 1000);
+        let until = Timestamp(since.value().saturating_add(terms.gate_deadline.value()));
+        message.waits_at_gate = at.label().to_owned();
+        message.gate_expires = clock::rfc3339(until);
+    }
 }
 
 fn figures(message: &mut v1::Migration, transfer: &v1::TransferStatus) {

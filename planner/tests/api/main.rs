@@ -15,6 +15,8 @@ mod lifecycle;
 #[cfg(test)]
 mod migrations;
 #[cfg(test)]
+mod native;
+#[cfg(test)]
 mod operator;
 #[cfg(test)]
 mod planners;

@@ -17,7 +17,7 @@ use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
     Blocker, CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, Fence, GoneProof,
     HostReport, Knowledge, Listener, ObserveRequest, ProofKind, QemuProcess, SourceDescription,
-    TransferStatus, VmObservation, VmReport,
+    TransferStatus, VmObservation, VmPorts, VmReport,
 };
 use vmferry_types::{HostId, VmId};
 

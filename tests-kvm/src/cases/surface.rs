@@ -38,7 +38,7 @@ fn expect_code(output: &Output, code: i32, command: &str) -> Result<String> {
     Ok(text(&output.stdout))
 }
 
-async fn cli(cluster: &Cluster<'_>, command: &str, code: i32) -> Result<String> {
+pub(super) async fn cli(cluster: &Cluster<'_>, command: &str, code: i32) -> Result<String> {
     let arguments: Vec<&str> = command.split(' ').collect();
     expect_code(&cluster.cli(&arguments).await?, code, command)
 }

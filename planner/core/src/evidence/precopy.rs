@@ -24,6 +24,9 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
     match &migration.phase {
         Phase::Queued { deadline, .. } => (times.now >= *deadline).then_some(Event::QueueExpired),
         Phase::Admitted { stage: Stage::Arming, .. } => reading.arming(),
+        Phase::Admitted { stage: Stage::Waiting { .. }, .. } => {
+            reading.waiting().or_else(|| reading.gate_expired())
+        }
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
             reading.transferring().or_else(|| reading.postcopy_due())
         }
@@ -35,7 +38,8 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         Phase::Admitted { stage: Stage::Holding { .. }, .. } => reading.holding(),
         Phase::Captured { switchover: Switchover::Held { .. }, .. } => reading.held(),
         Phase::Captured { switchover: Switchover::Withheld, .. } => {
-            reading.withheld().or_else(|| reading.runs_though_held())
+            let waits = || reading.runs_though_held().or_else(|| reading.gate_expired());
+            reading.withheld().or_else(waits)
         }
         Phase::Captured { switchover: Switchover::Ordered, .. }
             if migration.method == Method::Postcopy =>
@@ -47,7 +51,8 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
         }
         Phase::Captured { switchover: Switchover::Forward, .. } => reading.switching(),
         Phase::Restored { proof, .. } => {
-            reading.restored(&proof.source).or_else(|| reading.channel())
+            let waits = || reading.channel().or_else(|| reading.gate_expired());
+            reading.restored(&proof.source).or_else(waits)
         }
         Phase::Committed { generation, .. } => reading
             .halved()
@@ -276,6 +281,16 @@ impl Reading<'_> {
     fn timed_out(self) -> Option<Event> {
         let limit = self.migration.terms.transfer_timeout.plus(TRANSFER_GRACE);
         (self.elapsed() > limit).then_some(Event::TransferTimedOut)
+    }
+
+    /// What ends a receiver that waits for its source: the source has heard of nothing.
+    fn waiting(self) -> Option<Event> {
+        self.source_lost().or_else(|| self.receiver_gone())
+    }
+
+    fn gate_expired(self) -> Option<Event> {
+        let waits = self.migration.waits_at().is_some();
+        (waits && self.elapsed() > self.migration.terms.gate_deadline).then_some(Event::GateExpired)
     }
 
     fn transferring(self) -> Option<Event> {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use vmferry_types::{Generation, HostId};
 
+use super::gates::GatePoint;
 use super::proof::GoneProof;
 
 /// One reason why something cannot be done.
@@ -56,6 +57,11 @@ pub enum Cause {
     },
     /// It did not reach the switchover in time.
     TransferTimedOut,
+    /// No operator opened the gate that it waited at in time.
+    GateExpired {
+        /// Which.
+        gate: GatePoint,
+    },
     /// The ordered switchover did not end in time, and was decided back.
     SwitchoverOverdue,
     /// The receiver is gone, and never ran the guest.
@@ -111,6 +117,7 @@ impl Cause {
             Self::TransferFailed { .. } => "transfer_failed",
             Self::SourceRanAgain { .. } => "source_ran_again",
             Self::TransferTimedOut => "transfer_timed_out",
+            Self::GateExpired { .. } => "gate_expired",
             Self::SwitchoverOverdue => "switchover_overdue",
             Self::ReceiverLost { .. } => "receiver_lost",
             Self::GuestPoweredOff { .. } => "guest_powered_off",
@@ -144,6 +151,9 @@ impl fmt::Display for Cause {
             }
             Self::TransferTimedOut => {
                 f.write_str("the transfer did not reach the switchover within its time limit")
+            }
+            Self::GateExpired { gate } => {
+                write!(f, "nobody opened the {gate} gate within its time limit")
             }
             Self::SwitchoverOverdue => {
                 f.write_str("the switchover did not end within its time limit")

@@ -8,7 +8,7 @@
 use vmferry_types::{Method, PhaseLabel};
 
 use super::event::{Event, Stood};
-use super::{Blocker, Cause, Downgrade, GoneProof, Migration, Phase, Process, Stage};
+use super::{Blocker, Cause, Downgrade, GatePoint, GoneProof, Migration, Phase, Process, Stage};
 
 /// The live attempt that a held one came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Migration {
         self.leg() != before.leg()
     }
 
-    const fn leg(&self) -> (PhaseLabel, Leg) {
+    const fn leg(&self) -> (PhaseLabel, Leg, Option<GatePoint>) {
         let leg = if self.downgraded.is_some() {
             Leg::Second
         } else if self.phase.undoing_live().is_some() {
@@ -104,7 +104,8 @@ impl Migration {
         } else {
             Leg::First
         };
-        (self.label(), leg)
+        // What is waited for at a gate is no part of what comes before or after.
+        (self.label(), leg, self.waits_at())
     }
 
     /// Says whether `proof` is of the receiver of the attempt that is over.

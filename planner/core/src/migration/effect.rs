@@ -4,9 +4,9 @@ use vmferry_types::Method;
 
 use super::Migration;
 use super::cause::Cause;
+use super::gates::Gate;
 use super::phase::{Back, Cleanup, Listener, Phase, Stage, Switchover};
 use super::proof::GoneProof;
-use super::terms::Gate;
 
 /// Which agent an effect is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +190,7 @@ impl Migration {
         match &self.phase {
             Phase::Queued { .. } => Some(Effect::TryAdmit),
             Phase::Admitted { stage: Stage::Arming, .. } => Some(Effect::ArmReceiver),
+            Phase::Admitted { stage: Stage::Waiting { .. }, .. } => None,
             Phase::Admitted { stage: Stage::Transferring { listener }, .. } => {
                 Some(Effect::StartTransfer { listener: listener.clone() })
             }

@@ -182,6 +182,12 @@ pub enum Event {
     ChannelBroke,
     /// Both go on: nothing had to be sent anew that had arrived.
     ChannelMended,
+    /// An operator opened the gate before the transfer.
+    StartAllowed,
+    /// An operator opened all gates that are left.
+    GatesOpened,
+    /// No operator opened the gate in time.
+    GateExpired,
     /// A human has looked and says which side's guest is the right one.
     Resolved {
         /// Which.
@@ -236,6 +242,9 @@ impl Event {
             Self::Severed { .. } => "severed",
             Self::ChannelBroke => "channel_broke",
             Self::ChannelMended => "channel_mended",
+            Self::StartAllowed => "start_allowed",
+            Self::GatesOpened => "gates_opened",
+            Self::GateExpired => "gate_expired",
             Self::Resolved { .. } => "resolved",
         }
     }

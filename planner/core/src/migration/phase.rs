@@ -68,6 +68,11 @@ pub struct Blocked {
 pub enum Stage {
     /// The destination is starting its receiver; the source has heard of nothing.
     Arming,
+    /// The receiver listens, and an operator's word is waited for; the source has heard of nothing.
+    Waiting {
+        /// Where the receiver listens.
+        listener: Listener,
+    },
     /// Memory crosses while the guest runs on the source.
     Transferring {
         /// Where the receiver listens.

@@ -33,6 +33,7 @@ pub(crate) fn terms() -> Terms {
         max_bandwidth: BytesPerSec(0),
         auto_converge: AutoConverge::Off,
         gates: Gates::OPEN,
+        gate_deadline: Millis(30_000),
         downgrade: Downgrade::Never,
         not_converging: NotConverging::Abort,
     }
@@ -79,6 +80,17 @@ pub(crate) fn listener() -> Listener {
 pub(crate) fn transferring() -> Migration {
     let stage = Stage::Transferring { listener: listener() };
     in_phase(Phase::Admitted { destination: host("b"), stage })
+}
+
+/// Its receiver listens, and nobody has said yet that it may be sent anything.
+pub(crate) fn at_start_gate() -> Migration {
+    let stage = Stage::Waiting { listener: listener() };
+    gated(in_phase(Phase::Admitted { destination: host("b"), stage }))
+}
+
+/// The same row, waiting wherever that is possible.
+pub(crate) fn gated(row: Migration) -> Migration {
+    Migration { terms: Terms { gates: Gates::CLOSED, ..row.terms }, ..row }
 }
 
 /// The same row, of a guest that goes before its memory.
@@ -280,6 +292,7 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
     vec![
         ("queued", waiting()),
         ("arming", arming()),
+        ("at the gate", at_start_gate()),
         ("transferring", transferring()),
         ("transferring +", Migration { terms: lenient(), ..transferring() }),
         ("transferring p", postcopy(transferring())),
@@ -289,11 +302,13 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
         ("arming again", arming_again()),
         ("holding", holding()),
         ("held", held()),
-        ("withheld", captured(Switchover::Withheld)),
+        ("withheld", gated(captured(Switchover::Withheld))),
         ("ordered", captured(Switchover::Ordered)),
         ("ordered post", postcopy(captured(Switchover::Ordered))),
         ("forward", captured(Switchover::Forward)),
         ("restored", restored(handover())),
+        ("restored gate", gated(restored(handover()))),
+        ("alone gate", gated(restored(handover_alone()))),
         ("restored alone", restored(handover_alone())),
         ("restored post", postcopy(restored(handover()))),
         ("restored div.", restored_divided()),
@@ -355,6 +370,9 @@ pub(crate) fn events() -> Vec<(&'static str, Event)> {
         ("severed", Event::Severed { error: error() }),
         ("broke", Event::ChannelBroke),
         ("mended", Event::ChannelMended),
+        ("start", Event::StartAllowed),
+        ("all open", Event::GatesOpened),
+        ("gate late", Event::GateExpired),
         ("keep src", Event::Resolved { keep: Keep::Source }),
         ("keep none", Event::Resolved { keep: Keep::Neither }),
     ]

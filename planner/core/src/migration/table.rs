@@ -7,6 +7,7 @@ mod back;
 mod divided;
 mod end;
 mod forward;
+mod gates;
 mod held;
 mod recall;
 
@@ -18,12 +19,15 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
     if let Event::Overtaken { host, known } = event {
         return end::overtaken(at, host, *known);
     }
-    if let Some(next) = divided::next(at) {
+    if let Some(next) = divided::next(at).or_else(|| gates::next(at)) {
         return next;
     }
     match &migration.phase {
         Phase::Queued { blocked, deadline } => forward::queued(at, blocked.as_ref(), *deadline),
         Phase::Admitted { destination, stage: Stage::Arming } => forward::arming(at, destination),
+        Phase::Admitted { destination, stage: Stage::Waiting { .. } } => {
+            forward::waiting(at, destination)
+        }
         Phase::Admitted {
             destination,
             stage: Stage::Transferring { .. } | Stage::Parting { .. },

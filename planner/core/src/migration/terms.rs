@@ -2,6 +2,8 @@
 
 use vmferry_types::{BytesPerSec, HostId, Millis};
 
+use super::gates::Gates;
+
 /// What a migration was asked for. Fixed when it is opened: defaults are filled in by then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -31,12 +33,24 @@ pub struct Terms {
     pub auto_converge: AutoConverge,
     /// Where the migration waits for an operator's word.
     pub gates: Gates,
+    /// How long it waits at each of them before it is taken back.
+    #[cfg_attr(
+        feature = "serde",
+        serde(with = "crate::record::number", default = "gate_deadline_of_old_rows")
+    )]
+    pub gate_deadline: Millis,
     /// What may be done if the live transfer is refused. Rows of before it was asked for say no.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgrade: Downgrade,
     /// What is done if a precopy does not converge. Rows of before it was asked for let it run out.
     #[cfg_attr(feature = "serde", serde(default))]
     pub not_converging: NotConverging,
+}
+
+/// Rows of before there was one wait at no gate.
+#[cfg(feature = "serde")]
+const fn gate_deadline_of_old_rows() -> Millis {
+    Millis(600_000)
 }
 
 /// What is done if a precopy does not converge.
@@ -115,33 +129,4 @@ pub enum AutoConverge {
     Off,
     /// It may.
     On,
-}
-
-/// Whether a migration goes on by itself at one point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-pub enum Gate {
-    /// It goes on.
-    Open,
-    /// It waits for an operator's word.
-    Closed,
-}
-
-/// The points where a migration may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Gates {
-    /// Before the switchover is ordered: the guest stands still meanwhile.
-    pub switchover: Gate,
-    /// Before ownership moves: the guest stands still meanwhile.
-    pub commit: Gate,
-}
-
-impl Gates {
-    /// No waiting anywhere.
-    pub const OPEN: Self = Self { switchover: Gate::Open, commit: Gate::Open };
 }

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 
 use expect_test::expect_file;
 use proptest::prelude::*;
-use vmferry_types::PowerState;
+use vmferry_types::{Millis, PowerState};
 
 use super::*;
 
@@ -39,6 +39,7 @@ fn rank(row: &Migration) -> u8 {
             Switchover::Forward => 2,
             Switchover::Held { .. } => 3,
         },
+        Phase::Restored { .. } if row.waits_at().is_some() => 3,
         Phase::Restored { proof, .. } | Phase::Committed { proof, .. } => match proof.source {
             SourceWord::Completed(_) => 0,
             SourceWord::Gone(_) => 1,
@@ -366,6 +367,72 @@ fn a_row_that_was_overtaken_is_closed_by_a_human_and_frees_what_it_held() {
         assert_eq!((books.host, books.generation), (before.host, before.generation), "{name}");
         assert!(closed.phase.cause().unwrap().to_string().contains("host c knows generation 9"));
     }
+}
+
+#[test]
+fn a_migration_stops_at_each_closed_gate_and_goes_on_at_a_word() {
+    let armed = Event::ReceiverArmed { listener: rows::listener() };
+    let row = rows::gated(rows::arming()).apply(&armed).unwrap();
+    assert_eq!((row.waits_at(), row.outstanding()), (Some(GatePoint::Start), None));
+    assert_eq!(row.opens(GatePoint::Switchover), None);
+    let row = row.apply(&row.opens(GatePoint::Start).unwrap()).unwrap();
+    assert_eq!(row.waits_at(), None);
+    let row = row.apply(&Event::SourceStopped).unwrap();
+    assert_eq!((row.waits_at(), row.outstanding()), (Some(GatePoint::Switchover), None));
+    let row = row.apply(&row.opens(GatePoint::Switchover).unwrap()).unwrap();
+    let entries = row.advance(Event::BothComplete { proof: rows::handover() }).unwrap();
+    let row = &entries.last().unwrap().after;
+    assert_eq!((row.waits_at(), row.label()), (Some(GatePoint::Commit), PhaseLabel::Restored));
+    let row = row.apply(&row.opens(GatePoint::Commit).unwrap()).unwrap();
+    assert_eq!(row.label(), PhaseLabel::Committed);
+}
+
+#[test]
+fn the_last_word_opens_every_gate_that_is_left() {
+    let row = rows::gated(rows::captured(Switchover::Withheld));
+    let row = row.apply(&Event::GatesOpened).unwrap();
+    assert_eq!(row.outstanding(), Some(Effect::OrderSwitchover));
+    let entries = row.advance(Event::BothComplete { proof: rows::handover() }).unwrap();
+    assert_eq!(entries.last().unwrap().after.label(), PhaseLabel::Committed);
+    let late = rows::gated(rows::restored(rows::handover()));
+    let entries = late.advance(Event::GatesOpened).unwrap();
+    assert_eq!(entries.last().unwrap().after.label(), PhaseLabel::Committed);
+}
+
+#[test]
+fn a_gate_that_nobody_opens_ends_the_move_with_a_cause_where_there_is_a_way_back() {
+    for (row, owed) in [
+        (rows::at_start_gate(), "destroy_receiver"),
+        (rows::gated(rows::captured(Switchover::Withheld)), "cancel_transfer"),
+        (rows::gated(rows::restored(rows::handover())), "destroy_receiver"),
+    ] {
+        let back = row.apply(&Event::GateExpired).unwrap();
+        assert_eq!(back.phase.cause().map(Cause::label), Some("gate_expired"));
+        assert_eq!(back.outstanding().map(|effect| effect.label()), Some(owed));
+    }
+    for row in [rows::restored(rows::handover_alone()), rows::restored_divided()] {
+        let on = rows::gated(row).apply(&Event::GateExpired).unwrap();
+        assert_eq!(on.label(), PhaseLabel::Committed);
+    }
+}
+
+#[test]
+fn the_time_at_a_gate_counts_for_itself() {
+    let gate = rows::at_start_gate();
+    assert!(gate.entered_anew(&rows::arming()) && rows::transferring().entered_anew(&gate));
+    let gate = rows::captured(Switchover::Withheld);
+    assert!(rows::captured(Switchover::Ordered).entered_anew(&gate));
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_row_from_before_there_was_a_gate_before_the_start_is_read() {
+    let mut value = serde_json::to_value(rows::transferring()).unwrap();
+    let terms = value["terms"].as_object_mut().unwrap();
+    terms.remove("gate_deadline");
+    terms["gates"].as_object_mut().unwrap().remove("start");
+    let read: Migration = serde_json::from_value(value).unwrap();
+    assert_eq!((read.terms.gates, read.terms.gate_deadline), (Gates::OPEN, Millis(600_000)));
 }
 
 #[cfg(feature = "serde")]

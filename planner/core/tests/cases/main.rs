@@ -365,6 +365,7 @@ fn opened(deadline: Timestamp) -> Migration {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
+            gate_deadline: Millis(600_000),
             downgrade: Downgrade::Never,
         },
         generation: Generation::FIRST,

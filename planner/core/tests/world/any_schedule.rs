@@ -96,6 +96,7 @@ fn happen(world: &mut World, happening: &Happening) {
         Happening::TimePasses(ms) => world.hosts.now += ms,
         Happening::Cancel => world.apply(Event::CancelRequested),
         Happening::GatesOpen => {
+            world.apply(Event::StartAllowed);
             world.apply(Event::SwitchoverAllowed);
             if world.row.label() == PhaseLabel::Restored {
                 world.apply(Event::CommitAllowed);
@@ -157,7 +158,11 @@ fn check_end(world: &World, killed: &[Side]) {
 
 fn gates() -> impl Strategy<Value = Gates> {
     let gate = || prop_oneof![3 => Just(Gate::Open), 1 => Just(Gate::Closed)];
-    (gate(), gate()).prop_map(|(switchover, commit)| Gates { switchover, commit })
+    (gate(), gate(), gate()).prop_map(|(start, switchover, commit)| Gates {
+        start,
+        switchover,
+        commit,
+    })
 }
 
 /// How a guest is to be carried, and what may become of that.

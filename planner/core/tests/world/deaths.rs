@@ -33,7 +33,7 @@ pub(crate) enum When {
     Attached,
 }
 
-const GATED: Gates = Gates { switchover: Gate::Closed, commit: Gate::Closed };
+const GATED: Gates = Gates { start: Gate::Open, ..Gates::CLOSED };
 
 fn world(when: When) -> World {
     by(when, Method::Precopy)
@@ -43,7 +43,7 @@ fn world(when: When) -> World {
 pub(crate) fn by(when: When, method: Method) -> World {
     let gates = match when {
         When::Withheld => GATED,
-        When::Restored => Gates { switchover: Gate::Open, commit: Gate::Closed },
+        When::Restored => Gates { commit: Gate::Closed, ..Gates::OPEN },
         When::Transferring
         | When::OrderedIncomplete
         | When::OrderedComplete

@@ -177,7 +177,7 @@ fn at(step: Step, world: &World) -> bool {
             Stage::Clearing { .. } => step == Step::Clearing,
             Stage::Arming => again && step == Step::Arming,
             Stage::Holding { .. } => step == Step::Holding,
-            Stage::Transferring { .. } | Stage::Parting { .. } => false,
+            Stage::Waiting { .. } | Stage::Transferring { .. } | Stage::Parting { .. } => false,
         },
         Phase::Captured { switchover, .. } => match switchover {
             Switchover::Held { .. } => {

@@ -58,6 +58,7 @@ impl World {
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates,
+            gate_deadline: Millis(600_000),
             downgrade,
             not_converging: NotConverging::Abort,
         };

@@ -205,6 +205,13 @@ impl AgentService for Agent {
         Ok(Response::new(v1::CheckReply::default()))
     }
 
+    async fn describe_ports(
+        &self,
+        _request: Request<v1::DescribePortsRequest>,
+    ) -> Result<Response<v1::VmPorts>, Status> {
+        Err(Status::unimplemented("no VM here has a network"))
+    }
+
     async fn next_claim(
         &self,
         _request: Request<v1::NextClaimRequest>,

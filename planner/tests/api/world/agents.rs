@@ -119,6 +119,17 @@ impl Agents for World {
         })
     }
 
+    fn describe_ports<'a>(&'a self, host: &'a HostId, vm: VmId) -> BoxFuture<'a, Answer<VmPorts>> {
+        Box::pin(async move {
+            self.reach(host)?;
+            self.with(|state| {
+                let known = state.hosts[host].vms.get(&vm.to_string()).filter(|vm| vm.alive);
+                let known = known.ok_or_else(|| refused(host, "unknown_vm", "no such VM here"))?;
+                Ok(VmPorts { run_state: known.run_state.clone(), ..VmPorts::default() })
+            })
+        })
+    }
+
     fn check_destination<'a>(
         &'a self,
         host: &'a HostId,

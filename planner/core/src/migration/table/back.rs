@@ -63,6 +63,7 @@ impl Going<'_> {
             | Cause::Refused { .. }
             | Cause::GaveUp { .. }
             | Cause::TransferTimedOut
+            | Cause::GateExpired { .. }
             | Cause::SwitchoverOverdue
             | Cause::ReceiverLost { .. }
             | Cause::GuestPoweredOff { .. }
@@ -109,6 +110,9 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -143,6 +147,9 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -195,6 +202,9 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -234,6 +244,9 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -270,6 +283,9 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }

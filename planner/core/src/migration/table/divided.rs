@@ -133,6 +133,9 @@ pub(super) fn restored(
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -105,6 +105,9 @@ pub(super) fn committed(
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -156,6 +159,9 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -289,6 +295,9 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => Refusal::Stale,
     }
 }

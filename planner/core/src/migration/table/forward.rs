@@ -105,12 +105,15 @@ pub(super) fn queued(
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
 
 /// Says what comes first once the receiver listens.
-fn begin(method: Method, listener: &Listener) -> Stage {
+pub(super) fn begin(method: Method, listener: &Listener) -> Stage {
     let listener = listener.clone();
     match method {
         Method::Precopy | Method::Postcopy => Stage::Transferring { listener },
@@ -135,7 +138,10 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
     Ok(match at.event {
         Event::ReceiverArmed { listener } => Phase::Admitted {
             destination: destination.clone(),
-            stage: begin(at.migration.method, listener),
+            stage: match at.migration.terms.gates.start {
+                Gate::Open => begin(at.migration.method, listener),
+                Gate::Closed => Stage::Waiting { listener: listener.clone() },
+            },
         },
         Event::Refused { blockers } => {
             let cause = Cause::Refused { blockers: blockers.clone() };
@@ -176,8 +182,49 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
+}
+
+/// The receiver listens, and an operator's word is waited for: the source has heard of nothing yet.
+pub(super) fn waiting(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
+    match at.event {
+        Event::ReceiverArmed { .. } | Event::Refused { .. } | Event::TransferTimedOut => {
+            Err(Refusal::Stale)
+        }
+        Event::Granted { .. }
+        | Event::NoRoom { .. }
+        | Event::QueueExpired
+        | Event::CancelRequested
+        | Event::SourceHeld
+        | Event::SourceStopped
+        | Event::SwitchoverAllowed
+        | Event::CommitAllowed
+        | Event::BothComplete { .. }
+        | Event::SourceGaveUp { .. }
+        | Event::TransferFailed { .. }
+        | Event::SourceRunsAgain { .. }
+        | Event::DecidedBack
+        | Event::DecidedForward
+        | Event::SourceGone { .. }
+        | Event::GuestPoweredOff { .. }
+        | Event::ReceiverGone { .. }
+        | Event::DestinationRuns
+        | Event::SourceReleased { .. }
+        | Event::SourceContinued
+        | Event::Overtaken { .. }
+        | Event::PostcopyDue { .. }
+        | Event::Severed { .. }
+        | Event::ChannelBroke
+        | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
+        | Event::Resolved { .. } => arming(at, destination),
+    }
 }
 
 pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
@@ -233,6 +280,9 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -277,6 +327,9 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -328,6 +381,9 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -373,6 +429,9 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -423,6 +482,9 @@ pub(super) fn restored(
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -464,6 +526,9 @@ pub(super) fn restored_alone(
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -45,6 +45,9 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -88,6 +91,9 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
+        | Event::StartAllowed
+        | Event::GatesOpened
+        | Event::GateExpired
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
