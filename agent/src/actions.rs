@@ -23,6 +23,7 @@ mod forget;
 mod hold;
 mod kill;
 mod launch;
+mod limits;
 mod mend;
 mod order;
 mod postcopy;
@@ -70,6 +71,7 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
+        Action::SetLimits(_) => "set_limits",
     }
 }
 
@@ -102,6 +104,7 @@ pub(crate) fn check_knowledge(action: &Action, sight: &Sight) -> Result<(), Comm
             | Action::ForgetVm(_)
             | Action::StartPostcopy(_)
             | Action::ResumeTransfer(_)
+            | Action::SetLimits(_)
             | Action::HoldGuest(_),
         ) => Err(CommandError::Unresponsive(sight.trouble.clone())),
     }
@@ -132,6 +135,7 @@ pub(crate) async fn run(
         Action::StartPostcopy(v1::StartPostcopy {}) => postcopy::run(lane, fence).await,
         Action::RecoverReceiver(v1::RecoverReceiver {}) => mend::recover(lane, fence).await,
         Action::ResumeTransfer(resume) => mend::resume(lane, &resume).await,
+        Action::SetLimits(set) => limits::run(lane, fence, &set).await,
     }
 }
 

@@ -81,6 +81,7 @@ mod tests {
             Action::ReleaseSource(Default::default()),
             Action::ResumeSource(Default::default()),
             Action::ResumeTransfer(Default::default()),
+            Action::SetLimits(Default::default()),
             Action::StartPostcopy(Default::default()),
             Action::StartTransfer(Default::default()),
             Action::StartVm(Default::default()),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use vmferry_agent_core::journal::{Gone, Identity, VmRecord};
+use vmferry_agent_core::tuning::Tuned;
 use vmferry_proto::v1;
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
 use vmferry_types::{Millis, VmId};
@@ -44,13 +45,24 @@ pub(crate) struct Sight {
     pub(crate) still: Millis,
     /// What crossed lately, in bytes per second.
     pub(crate) rate: u64,
-    /// Why the transfer will not converge; empty if it may.
-    pub(crate) diverges: String,
+    pub(crate) judged: Judged,
     pub(crate) disks: Disks,
     /// Set once the process is proven gone.
     pub(crate) gone: Option<Gone>,
     /// What kept the agent from seeing more, for people.
     pub(crate) trouble: String,
+}
+
+/// What is made of a transfer, by the limits that it had then.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Judged {
+    /// How long the guest could stand still, and what else limited it.
+    pub(crate) by: (u64, Tuned),
+    /// Why it will not converge; empty if it may.
+    pub(crate) diverges: String,
+    /// What is expected of it.
+    pub(crate) forecast: String,
+    pub(crate) eta: Option<Millis>,
 }
 
 /// Whether the guest may write its disks here.
@@ -72,7 +84,7 @@ impl Sight {
             resumed_at_us: 0,
             still: Millis::ZERO,
             rate: 0,
-            diverges: String::new(),
+            judged: Judged::default(),
             disks: Disks::Inactive,
             gone: None,
             trouble: String::new(),
@@ -189,7 +201,7 @@ impl Shared {
         self.sight.send_modify(|sight| {
             sight.migrate = MigrateInfo::default();
             sight.rate = 0;
-            sight.diverges.clear();
+            sight.judged = Judged::default();
         });
     }
 

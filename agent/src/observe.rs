@@ -2,9 +2,10 @@
 
 use vmferry_agent_core::journal::{GoneKind, Order, Part, VmRecord};
 use vmferry_agent_core::outgoing::{self, Sending};
+use vmferry_agent_core::tuning::Throttle;
 use vmferry_proto::v1;
 use vmferry_qmp::{MigrateInfo, MigrationStatus, RunState};
-use vmferry_types::{Role, VmId};
+use vmferry_types::{Millis, Role, VmId};
 
 use crate::agent::Agent;
 use crate::clock;
@@ -217,7 +218,19 @@ fn transfer(record: &VmRecord, sight: &Sight) -> Option<v1::TransferStatus> {
     if let Some(info) = info {
         fill(&mut status, info);
         status.bytes_per_second = sight.rate;
-        status.diverges.clone_from(&sight.diverges);
+    }
+    if let (Part::Running { .. }, Some(sent)) = (&record.part, record.outgoing()) {
+        status.limits = Some(v1::TransferLimits {
+            max_bandwidth: sent.tuned.max_bandwidth,
+            downtime_limit_ms: sent.downtime_ms,
+            throttle: sent.tuned.throttle == Throttle::On,
+        });
+        let judged = &sight.judged;
+        if judged.by == (sent.downtime_ms, sent.tuned) {
+            status.diverges.clone_from(&judged.diverges);
+            status.forecast.clone_from(&judged.forecast);
+            status.eta_ms = judged.eta.map_or(0, Millis::value);
+        }
     }
     Some(status)
 }

@@ -11,9 +11,10 @@ use futures::FutureExt as _;
 use futures::future::{BoxFuture, Fuse};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use vmferry_agent_core::convergence::{Convergence, Figures};
-use vmferry_agent_core::journal::{Order, Parting};
+use vmferry_agent_core::convergence::{Convergence, Figures, Slowed};
+use vmferry_agent_core::journal::{Order, Outgoing, Parting};
 use vmferry_agent_core::outgoing::{self, Attempt, Limits, Sending, Watchdog};
+use vmferry_agent_core::tuning::{THROTTLE_MAX, Throttle, Tuned};
 use vmferry_qmp::command::{QueryMigrate, QueryNamedBlockNodes, QueryStatus};
 use vmferry_qmp::event::Origin;
 use vmferry_qmp::{Event, EventView, MigrateInfo, MigrationStatus, RunState};
@@ -23,7 +24,7 @@ use crate::agent::Agent;
 use crate::clock;
 use crate::error::chain;
 use crate::learning::{self, Learned};
-use crate::live::{Disks, Knowledge, Shared, Sight};
+use crate::live::{Disks, Judged, Knowledge, Shared, Sight};
 use crate::monitor::{Heard, MonitorError};
 use crate::process::{ProcessDir, QemuProcess};
 use crate::shim::ShimClient;
@@ -180,7 +181,8 @@ struct Observer<'a> {
     process: Arc<QemuProcess>,
     /// Of which attempt: its migration, and whether its guest is held.
     watchdog: Option<((MigrationId, bool), Watchdog)>,
-    convergence: Convergence,
+    /// Of the present transfer, by the limits that it has.
+    convergence: (Convergence, Option<(u64, Tuned)>),
     /// When which number of bytes had crossed, for the rate.
     crossed: (Millis, u64),
     /// Until when QEMU is asked nothing, since it said that it ends.
@@ -201,7 +203,7 @@ impl<'a> Observer<'a> {
             lane,
             process,
             watchdog: None,
-            convergence: Convergence::default(),
+            convergence: (Convergence::default(), None),
             crossed: (Millis::ZERO, 0),
             ending: None,
         }
@@ -424,35 +426,32 @@ impl<'a> Observer<'a> {
         bytes.saturating_sub(before).saturating_mul(1000) / span.value()
     }
 
-    /// Judges whether a transfer converges, pass by pass.
+    /// Judges whether a transfer converges, pass by pass; anew once its limits change.
     fn judge_convergence(&mut self, seen: &MigrateInfo) {
         let record = self.shared.record.borrow().clone();
         let open = record.outgoing().filter(|sent| sent.order == Order::Open);
         let (Some(sent), Some(MigrationStatus::Active)) = (open, &seen.status) else {
-            self.convergence = Convergence::default();
+            self.convergence = (Convergence::default(), None);
             return;
         };
-        let ram = seen.ram.clone().unwrap_or_default();
-        let limit = match sent.downtime_ms {
-            0 => outgoing::DOWNTIME_LIMIT,
-            asked => Millis(asked),
+        let by = (sent.downtime_ms, sent.tuned);
+        if self.convergence.1 != Some(by) {
+            self.convergence = (Convergence::default(), Some(by));
+        }
+        let convergence = &mut self.convergence.0;
+        convergence.saw(clock::monotonic(), figures(sent, seen));
+        let judged = Judged {
+            by,
+            diverges: convergence.verdict().unwrap_or_default().to_owned(),
+            forecast: convergence.forecast().to_owned(),
+            eta: convergence.eta(),
         };
-        self.convergence.saw(
-            clock::monotonic(),
-            Figures {
-                pass: ram.dirty_sync_count.unwrap_or(0),
-                sent: ram.transferred.unwrap_or(0),
-                downtime: Millis(seen.expected_downtime.unwrap_or(0)),
-                limit,
-            },
-        );
-        let verdict = self.convergence.verdict().unwrap_or_default();
         self.shared.sight.send_if_modified(|sight| {
-            let news = sight.diverges != verdict;
-            if news {
-                tracing::info!(vm_id = %self.shared.id, verdict, "transfer judged");
-                verdict.clone_into(&mut sight.diverges);
+            let news = sight.judged != judged;
+            if sight.judged.diverges != judged.diverges {
+                tracing::info!(vm_id = %self.shared.id, verdict = judged.diverges, "transfer judged");
             }
+            sight.judged = judged;
             news
         });
     }
@@ -503,6 +502,29 @@ impl<'a> Observer<'a> {
     }
 }
 
+/// Returns what QEMU says that a transfer is judged by.
+fn figures(sent: &Outgoing, seen: &MigrateInfo) -> Figures {
+    let ram = seen.ram.clone().unwrap_or_default();
+    let limit = match sent.downtime_ms {
+        0 => outgoing::DOWNTIME_LIMIT,
+        asked => Millis(asked),
+    };
+    let slowed = match sent.tuned.throttle {
+        Throttle::Off | Throttle::Ready => Slowed::Not,
+        Throttle::On if seen.cpu_throttle_percentage >= Some(THROTTLE_MAX) => Slowed::Fully,
+        Throttle::On => Slowed::More,
+    };
+    Figures {
+        pass: ram.dirty_sync_count.unwrap_or(0),
+        sent: ram.transferred.unwrap_or(0),
+        remaining: ram.remaining.unwrap_or(0),
+        dirty: ram.dirty_pages_rate.unwrap_or(0).saturating_mul(ram.page_size.unwrap_or(4096)),
+        downtime: Millis(seen.expected_downtime.unwrap_or(0)),
+        limit,
+        slowed,
+    }
+}
+
 /// Keeps how much had crossed before a transfer failed or was called back: QEMU does not say it
 /// any more, and it is part of the reason.
 fn keep_figures(now: &mut MigrateInfo, before: &MigrateInfo) {
@@ -523,10 +545,7 @@ enum Ask {
 }
 
 /// Says what a source's QEMU is doing, by what is seen.
-pub(crate) fn sending_of(
-    sent: Option<&vmferry_agent_core::journal::Outgoing>,
-    sight: &Sight,
-) -> Sending {
+pub(crate) fn sending_of(sent: Option<&Outgoing>, sight: &Sight) -> Sending {
     let run = sight.run_state.clone().unwrap_or(RunState::Unknown(String::new()));
     outgoing::classify(sent, &run, &sight.migrate)
 }

@@ -43,6 +43,7 @@ const fn lets_run(action: &Action) -> bool {
         | Action::DestroyReceiver(_)
         | Action::ReleaseSource(_)
         | Action::KillSource(_)
+        | Action::SetLimits(_)
         | Action::ForgetVm(_) => false,
     }
 }

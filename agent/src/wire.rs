@@ -46,9 +46,17 @@ const DOWNTIME_LIMIT_MS_MAX: u64 = 2_000_000;
 
 /// Refuses a command whose numbers QEMU cannot take.
 pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
-    let (name, policy) = match action {
-        Action::ArmReceiver(arm) => ("arm_receiver", &arm.policy),
-        Action::StartTransfer(transfer) => ("start_transfer", &transfer.policy),
+    let policy = |policy: &Option<v1::TransferPolicy>| {
+        let policy = policy.unwrap_or_default();
+        (policy.max_bandwidth, policy.downtime_limit_ms)
+    };
+    let (name, (max_bandwidth, downtime_limit_ms)) = match action {
+        Action::ArmReceiver(arm) => ("arm_receiver.policy", policy(&arm.policy)),
+        Action::StartTransfer(transfer) => ("start_transfer.policy", policy(&transfer.policy)),
+        Action::SetLimits(set) => {
+            let limits = set.limits.unwrap_or_default();
+            ("set_limits.limits", (limits.max_bandwidth, limits.downtime_limit_ms))
+        }
         Action::StartVm(_)
         | Action::StopVm(_)
         | Action::OrderSwitchover(_)
@@ -64,13 +72,12 @@ pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
         | Action::ResumeTransfer(_)
         | Action::HoldGuest(_) => return Ok(()),
     };
-    let Some(policy) = policy else { return Ok(()) };
     for (field, value, max) in [
-        ("downtime_limit_ms", policy.downtime_limit_ms, DOWNTIME_LIMIT_MS_MAX),
-        ("max_bandwidth", policy.max_bandwidth, i64::MAX.cast_unsigned()),
+        ("downtime_limit_ms", downtime_limit_ms, DOWNTIME_LIMIT_MS_MAX),
+        ("max_bandwidth", max_bandwidth, i64::MAX.cast_unsigned()),
     ] {
         if value > max {
-            let field = format!("{name}.policy.{field}");
+            let field = format!("{name}.{field}");
             return Err(CommandError::invalid(field, format!("must be at most {max}")));
         }
     }

@@ -15,8 +15,8 @@ use vmferry_proto::v1::{
     DeleteVmRequest, DoctorReply, DoctorRequest, ErrorDetail, FenceHostRequest, GetHostRequest,
     GetMigrationRequest, GetVmRequest, Host, ListHostsReply, ListHostsRequest, ListMigrationsReply,
     ListMigrationsRequest, ListVmsReply, ListVmsRequest, MigrateVmRequest, Migration, NetworkState,
-    NetworkStateRequest, OpenGateRequest, ResolveMigrationRequest, StartVmRequest, StopVmRequest,
-    Vm,
+    NetworkStateRequest, OpenGateRequest, ResolveMigrationRequest, SetMigrationLimitsRequest,
+    StartVmRequest, StopVmRequest, Vm,
 };
 
 use vmferry_tls::{Expected, Live, Role, Scheme, Security, Use};
@@ -183,6 +183,16 @@ impl Client {
         let doubt = in_doubt(&format!("vmferry migration show {id}"));
         let reply = self.api.clone().cancel_migration(timed(request)).await;
         self.answer(&format!("cancel migration {id}"), reply, &doubt)
+    }
+
+    pub(crate) async fn set_migration_limits(
+        &self,
+        request: SetMigrationLimitsRequest,
+    ) -> Result<Migration, Failure> {
+        let operation = format!("set limits of migration {}", request.id);
+        let doubt = in_doubt(&format!("vmferry migration show {}", request.id));
+        let reply = self.api.clone().set_migration_limits(timed(request)).await;
+        self.answer(&operation, reply, &doubt)
     }
 
     pub(crate) async fn declare_host_dead(

@@ -4,6 +4,7 @@ mod capacity;
 mod doctor;
 mod hosts;
 mod lifecycle;
+mod limits;
 mod migrate;
 mod native;
 mod power;

@@ -442,7 +442,8 @@ impl RawMigration {
                 invalid("migration.downgrade", problem)
             })?,
             not_converging: NotConverging::from_label(&self.not_converging).ok_or_else(|| {
-                let problem = format!("`{}` is none of abort, postcopy", self.not_converging);
+                let problem =
+                    format!("`{}` is none of {}", self.not_converging, NotConverging::LABELS);
                 invalid("migration.not_converging", problem)
             })?,
         })

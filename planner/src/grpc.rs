@@ -326,6 +326,13 @@ impl PlannerService for Service {
         reply(self.planner.network_state(request.get_ref()).await)
     }
 
+    async fn set_migration_limits(
+        &self,
+        request: Request<v1::SetMigrationLimitsRequest>,
+    ) -> Result<Response<v1::Migration>, Status> {
+        reply(self.planner.set_limits(&request.into_inner()).await)
+    }
+
     async fn watch_migration(
         &self,
         request: Request<v1::GetMigrationRequest>,

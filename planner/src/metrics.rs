@@ -54,6 +54,11 @@ struct Host {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Vm {
+    vm: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Certificate {
     of: &'static str,
 }
@@ -93,6 +98,8 @@ fn migrations(registry: &mut Registry, planner: &Planner, rows: &[MigrationRow])
         phases.get_or_create(&Phase { phase: phase.label() }).set(0);
     }
     let (stuck, still): (Gauge, Gauge<f64, AtomicU64>) = (Gauge::default(), Gauge::default());
+    let (eta, diverging) =
+        (Family::<Vm, Gauge<f64, AtomicU64>>::default(), Family::<Vm, Gauge>::default());
     let mut still_max: u64 = 0;
     for row in rows {
         phases.get_or_create(&Phase { phase: row.migration.label().label() }).inc();
@@ -101,7 +108,23 @@ fn migrations(registry: &mut Registry, planner: &Planner, rows: &[MigrationRow])
             stuck.inc();
         }
         still_max = still_max.max(view::still_ms(row, &live));
+        let shown = view::summary(planner, row);
+        let label = Vm { vm: row.vm_name.clone() };
+        if shown.eta_ms > 0 {
+            eta.get_or_create(&label).set(seconds(shown.eta_ms));
+        }
+        diverging.get_or_create(&label).set(i64::from(!shown.verdict.is_empty()));
     }
+    registry.register(
+        "migration_eta_seconds",
+        "How long until the switchover as the last pass tells, in seconds; absent if not known",
+        eta,
+    );
+    registry.register(
+        "migration_diverged",
+        "Whether a migration that is open was found not to converge",
+        diverging,
+    );
     still.set(seconds(still_max));
     registry.register("migrations_open", "Migrations that still owe something, by phase", phases);
     registry.register("migrations_stuck", "Migrations that do not get on by themselves", stuck);

@@ -70,6 +70,7 @@ pub fn router(planner: Arc<Planner>, security: Security) -> Router {
         .route("/api/migrations/{id}", get(migration))
         .route("/api/migrations/{id}/events", get(events::migration))
         .route("/api/migrations/{id}/cancel", post(cancel))
+        .route("/api/migrations/{id}/limits", post(limits))
         .route("/api/migrations/{id}/resolve", post(operator::resolve))
         .route("/api/doctor", get(operator::doctor))
         .route("/metrics", get(metrics))
@@ -181,6 +182,16 @@ async fn migration(State(planner): Shared, Segment(id): Segment) -> Answer<v1::M
 
 async fn cancel(State(planner): Shared, Segment(id): Segment) -> Result<Response, RestError> {
     let migration = planner.cancel_migration(&id).await?;
+    Ok((StatusCode::ACCEPTED, axum::Json(migration)).into_response())
+}
+
+async fn limits(
+    State(planner): Shared,
+    Segment(id): Segment,
+    Message(mut asked): Message<v1::SetMigrationLimitsRequest>,
+) -> Result<Response, RestError> {
+    asked.id = id;
+    let migration = planner.set_limits(&asked).await?;
     Ok((StatusCode::ACCEPTED, axum::Json(migration)).into_response())
 }
 

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 
 use vmferry_planner_core::doctor::{GaveUp, OpenHalf};
 use vmferry_planner_core::evidence::{Continued, Handed};
-use vmferry_planner_core::migration::{Blocker, Entry, Event, Keep, Migration, Phase, Stage};
+use vmferry_planner_core::migration::{
+    Blocker, Entry, Event, Keep, Migration, NotConverging, Phase, Stage,
+};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, MigrationId, PowerState, Role};
 
@@ -41,6 +43,18 @@ pub fn note(entry: &Entry) -> String {
             format!("the channel between both halves broke, for the {}. time", entry.after.breaks)
         }
         Event::ChannelMended => "the channel between both halves is mended".to_owned(),
+        Event::Diverges { verdict } => {
+            let answer = entry.after.answered.map_or("", NotConverging::label);
+            format!("answered by {answer}: {verdict}")
+        }
+        Event::LimitsSet { limits } => format!(
+            "bandwidth {}, downtime limit {} ms",
+            match limits.max_bandwidth.value() {
+                0 => "not capped".to_owned(),
+                cap => format!("capped at {cap} bytes per second"),
+            },
+            limits.downtime_limit.value()
+        ),
         Event::Resolved { keep: Keep::Source } => "an operator keeps the source's guest".to_owned(),
         Event::Resolved { keep: Keep::Neither } => "an operator keeps neither side".to_owned(),
         Event::StartAllowed => "an operator lets it be sent".to_owned(),

@@ -85,6 +85,7 @@ mod tests {
             timeout_ms: 0,
             stall_ms: 0,
             downtime_ms: 0,
+            tuned: crate::tuning::Tuned::default(),
             carries: Carries::Whole,
             parting: Parting::No,
             order,

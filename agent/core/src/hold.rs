@@ -9,6 +9,7 @@ use vmferry_types::MigrationId;
 
 use crate::capabilities::Carries;
 use crate::journal::{Issue, Order, Outgoing, Part, Parting, VmRecord, as_id};
+use crate::tuning::Tuned;
 
 /// A guest that stands still on purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +127,7 @@ impl VmRecord {
                     timeout_ms: 0,
                     stall_ms: 0,
                     downtime_ms: 0,
+                    tuned: Tuned::default(),
                     carries: Carries::Whole,
                     parting: Parting::No,
                     order: Order::GaveUp { cause },
@@ -215,6 +217,7 @@ mod tests {
             timeout_ms: 0,
             stall_ms: 0,
             downtime_ms: 0,
+            tuned: Tuned::default(),
             carries: Carries::Whole,
             parting: Parting::No,
             order: Order::Handed,

@@ -11,6 +11,7 @@ use vmferry_types::{Claim, Generation, MigrationId, Role, Step, VmId};
 use crate::capabilities::Carries;
 use crate::fence::FenceState;
 use crate::hold::Hold;
+use crate::tuning::Tuned;
 
 /// The version that this code writes.
 ///
@@ -134,6 +135,9 @@ pub struct Outgoing {
     /// How long QEMU may plan to let the guest stand still, in milliseconds. 0 is the default.
     #[serde(default)]
     pub downtime_ms: u64,
+    /// What else limits it now, as QEMU was told.
+    #[serde(default)]
+    pub tuned: Tuned,
     /// Whether the guest may go before its memory: as both ends were set up. Records of version 2 know
     /// of no such thing.
     #[serde(default)]
@@ -572,6 +576,7 @@ mod tests {
                 timeout_ms: 1,
                 stall_ms: 2,
                 downtime_ms: 0,
+                tuned: Tuned::default(),
                 carries: Carries::Whole,
                 parting: Parting::No,
                 order: Order::GaveUp { cause: "asked".to_owned() },
@@ -624,6 +629,7 @@ mod tests {
             timeout_ms: 0,
             stall_ms: 0,
             downtime_ms: 0,
+            tuned: Tuned::default(),
             carries: Carries::Whole,
             parting: Parting::No,
             order: Order::Handed,
@@ -652,6 +658,7 @@ mod tests {
                 timeout_ms: 0,
                 stall_ms: 0,
                 downtime_ms: 0,
+                tuned: Tuned::default(),
                 carries: Carries::Whole,
                 parting: Parting::No,
                 order,

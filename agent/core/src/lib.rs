@@ -20,3 +20,4 @@ pub mod incoming;
 pub mod journal;
 pub mod outgoing;
 pub mod ports;
+pub mod tuning;

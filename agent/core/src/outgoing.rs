@@ -399,6 +399,7 @@ mod tests {
             timeout_ms: 1000,
             stall_ms: 100,
             downtime_ms: 0,
+            tuned: crate::tuning::Tuned::default(),
             carries: Carries::Whole,
             parting: Parting::No,
             order: Order::Open,

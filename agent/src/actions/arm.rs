@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use vmferry_agent_core::argv::Purpose;
-use vmferry_agent_core::capabilities::{self, Carries, Throttling};
+use vmferry_agent_core::capabilities::{self, Carries};
 use vmferry_agent_core::compare;
 use vmferry_agent_core::definition::Definition;
 use vmferry_agent_core::journal::{Continued, Defined, GoneKind, Incoming, Part};
@@ -11,7 +11,7 @@ use vmferry_proto::v1;
 use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters};
 use vmferry_types::Fence;
 
-use super::{Outcome, end, launch, postcopy, protect, start};
+use super::{Outcome, end, launch, postcopy, protect, start, transfer};
 use crate::error::{CommandError, chain};
 use crate::lane::Lane;
 use crate::monitor::MonitorError;
@@ -155,7 +155,7 @@ async fn listen(
     vm: &Definition,
 ) -> Result<(u16, Carries), CommandError> {
     let offered: BTreeSet<String> = source.capabilities.iter().cloned().collect();
-    let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
+    let throttling = transfer::throttling(policy);
     let ours = &lane.agent.probe.migration_capabilities;
     let chosen = capabilities::chosen(&[&offered, ours], throttling);
     let carries = Carries::of(&[&offered, ours]);

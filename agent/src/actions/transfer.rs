@@ -2,12 +2,13 @@
 
 use vmferry_agent_core::capabilities::{self, Carries, Throttling};
 use vmferry_agent_core::journal::{Issue, Order, Outgoing, Part, Parting};
-use vmferry_agent_core::outgoing::{DOWNTIME_LIMIT, Sending};
+use vmferry_agent_core::outgoing::Sending;
+use vmferry_agent_core::tuning::{Throttle, Tuned};
 use vmferry_proto::v1;
-use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, MigrateSetParameters, QueryMigrate};
+use vmferry_qmp::command::{Migrate, MigrateSetCapabilities, QueryMigrate};
 use vmferry_types::Fence;
 
-use super::{Outcome, postcopy, protect};
+use super::{Outcome, limits, postcopy, protect};
 use crate::describe;
 use crate::error::CommandError;
 use crate::lane::Lane;
@@ -15,7 +16,7 @@ use crate::observer::sending_of;
 use crate::process::QemuProcess;
 
 /// What QEMU is told where no cap is wanted: 0 is not one, and its default is 128 MiB/s.
-const UNLIMITED: u64 = (1 << 63) - (1 << 20);
+pub(super) const UNLIMITED: u64 = (1 << 63) - (1 << 20);
 
 pub(super) async fn run(
     lane: &mut Lane,
@@ -45,6 +46,7 @@ pub(super) async fn run(
             timeout_ms: policy.timeout_ms,
             stall_ms: policy.stall_ms,
             downtime_ms: policy.downtime_limit_ms,
+            tuned: tuned(&policy),
             carries,
             parting: Parting::No,
             order: Order::Open,
@@ -182,7 +184,7 @@ async fn prepare(
             before.status.as_ref().map_or("", |status| status.label())
         )));
     }
-    let throttling = if policy.auto_converge { Throttling::AutoConverge } else { Throttling::Off };
+    let throttling = throttling(policy);
     let chosen = capabilities::chosen(&[&offered], throttling);
     let carries = carries(process, policy, armed, &offered).await?;
     let chosen: Vec<&str> = chosen.into_iter().chain(carries.on().iter().copied()).collect();
@@ -198,10 +200,28 @@ async fn prepare(
         .collect();
     tokio::try_join!(
         monitor.execute(MigrateSetCapabilities::new(&chosen, &off)),
-        monitor.execute(parameters(policy, carries))
+        monitor.execute(limits::parameters(tuned(policy), policy.downtime_limit_ms, carries))
     )
     .map_err(|error| CommandError::failed("set up the migration", &error))?;
     Ok((before, carries))
+}
+
+/// Says whether QEMU is set up to slow the guest down, now or later.
+pub(super) const fn throttling(policy: &v1::TransferPolicy) -> Throttling {
+    if policy.auto_converge || policy.may_throttle {
+        Throttling::AutoConverge
+    } else {
+        Throttling::Off
+    }
+}
+
+fn tuned(policy: &v1::TransferPolicy) -> Tuned {
+    let throttle = match (policy.auto_converge, policy.may_throttle) {
+        (true, _) => Throttle::On,
+        (false, true) => Throttle::Ready,
+        (false, false) => Throttle::Off,
+    };
+    Tuned { max_bandwidth: policy.max_bandwidth, throttle }
 }
 
 /// Says whether the guest may go before its memory: as its receiver was set up, unless its disks are
@@ -243,18 +263,4 @@ async fn carries(
             ),
         )),
     }
-}
-
-/// Memory that follows a guest has no cap unless what that guest waits for goes beside it: capped with
-/// the rest, it would stand still for seconds.
-fn parameters(policy: &v1::TransferPolicy, carries: Carries) -> MigrateSetParameters {
-    let follows = match carries {
-        Carries::Preempt => policy.max_bandwidth,
-        Carries::Whole | Carries::Postcopy => 0,
-    };
-    let or = |value: u64, default: u64| if value == 0 { default } else { value };
-    MigrateSetParameters::default()
-        .with("max-bandwidth", or(policy.max_bandwidth, UNLIMITED))
-        .with("max-postcopy-bandwidth", follows)
-        .with("downtime-limit", or(policy.downtime_limit_ms, DOWNTIME_LIMIT.value()))
 }

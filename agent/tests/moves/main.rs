@@ -12,6 +12,7 @@ mod fence;
 mod forward;
 mod held;
 mod left;
+mod limits;
 mod outlived;
 mod planner;
 mod planners;

@@ -115,3 +115,21 @@ pub(crate) fn touching() -> Vec<u8> {
     rom[RESET + 1..RESET + 3].copy_from_slice(&back.to_le_bytes());
     rom
 }
+
+/// A ROM that touches all of 64 MiB once, and then goes on to write to the lowest `mib` of it, a page
+/// after each `pause` turns of an empty loop.
+pub(crate) fn writing(mib: u8, pause: u32) -> Vec<u8> {
+    let mut rom = touching();
+    let jb_touch = [0x72, 0xf0];
+    let after = rom.windows(2).position(|code| code == jb_touch).unwrap() + 2;
+    let end = (1 + u32::from(mib)) << 20;
+    let mut code = vec![0xbf, 0, 0, 0x10, 0]; // again: movl $0x100000, %edi
+    code.extend([0xff, 0x07, 0xb9]); // page: incl (%edi); movl $pause, %ecx
+    code.extend(pause.to_le_bytes());
+    code.extend([0xe2, 0xfe]); // loop to itself
+    code.extend([0x81, 0xc7, 0, 0x10, 0, 0, 0x81, 0xff]); // addl $0x1000, %edi; cmpl $end, %edi
+    code.extend(end.to_le_bytes());
+    code.extend([0x72, 0xe9, 0xeb, 0xe2]); // jb page; jmp again
+    rom[after..after + code.len()].copy_from_slice(&code);
+    rom
+}

@@ -2,10 +2,13 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use std::time::Duration;
-use vmferry_proto::v1::{ListMigrationsRequest, Migration, ResolveMigrationRequest};
+use vmferry_proto::v1::{
+    ListMigrationsRequest, Migration, ResolveMigrationRequest, SetMigrationLimitsRequest,
+};
 use vmferry_types::PhaseLabel;
 
 use crate::client::Client;
+use crate::command::vm::whole_millis;
 use crate::failure::Failure;
 use crate::follow::{Followed, Subject, follow, verdict};
 use crate::output::Output;
@@ -33,6 +36,8 @@ pub(crate) enum Command {
     Resolve(ResolveArgs),
     /// Let a migration pass the gate that it waits at
     Go(super::gates::GoArgs),
+    /// Change what limits a migration under way; too late once the switchover was ordered
+    SetLimits(LimitsArgs),
     /// Ask to take a migration back; too late once the switchover was ordered
     Cancel {
         /// Migration id
@@ -60,6 +65,18 @@ pub(crate) struct ListArgs {
     /// At most this many
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LimitsArgs {
+    /// Migration id
+    id: String,
+    /// Cap on the transfer, in megabits per second; 0 takes the cap away
+    #[arg(long, value_name = "MBPS", required_unless_present = "downtime_limit")]
+    bandwidth: Option<u64>,
+    /// How long the guest may stand still at the switchover
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    downtime_limit: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -117,6 +134,16 @@ pub(crate) async fn run(command: Command, client: &Client, output: &Output) -> R
         Command::Resolve(args) => resolve(client, output, args).await,
         Command::Watch { id, timeout } => watch(client, output, &id, timeout).await,
         Command::Go(args) => super::gates::go(client, output, &args).await,
+        Command::SetLimits(args) => {
+            let request = SetMigrationLimitsRequest {
+                id: args.id,
+                bandwidth_mbps: args.bandwidth,
+                downtime_limit_ms: args.downtime_limit.map(whole_millis),
+            };
+            let migration = client.set_migration_limits(request).await?;
+            output.answer(&migration, render::migration::summary);
+            Ok(())
+        }
         Command::Cancel { id, wait } => cancel(client, output, &id, &wait).await,
     }
 }

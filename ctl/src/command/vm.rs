@@ -189,17 +189,26 @@ impl Downgrade {
 /// What is done if a precopy does not converge.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum NotConverging {
-    /// It goes on until its time limit, and is taken back
+    /// It is taken back, or its guest held where --downgrade says so
     Abort,
+    /// The guest is slowed down until it does
+    AutoConverge,
     /// The guest goes before its memory, if both ends can do that
     Postcopy,
+    /// The guest is held while its memory crosses
+    Pause,
+    /// It goes on until its time limit
+    Wait,
 }
 
 impl NotConverging {
     const fn label(self) -> &'static str {
         match self {
             Self::Abort => "abort",
+            Self::AutoConverge => "auto_converge",
             Self::Postcopy => "postcopy",
+            Self::Pause => "pause",
+            Self::Wait => "wait",
         }
     }
 }
@@ -385,6 +394,6 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
 }
 
 /// A limit below a millisecond is one millisecond: 0 means the planner's own.
-fn whole_millis(time: Duration) -> u64 {
+pub(super) fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)
 }

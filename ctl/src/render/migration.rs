@@ -64,6 +64,12 @@ pub(crate) fn progress(migration: &Migration) -> String {
     if migration.expected_downtime_ms > 0 {
         parts.push(format!("expects {} downtime", millis(migration.expected_downtime_ms)));
     }
+    if migration.eta_ms > 0 {
+        parts.push(format!("switches in {}", millis(migration.eta_ms)));
+    }
+    if !migration.forecast.is_empty() {
+        parts.push(migration.forecast.clone());
+    }
     if migration.throttle_percent > 0 {
         parts.push(format!("guest slowed by {} %", migration.throttle_percent));
     }
@@ -142,6 +148,8 @@ fn head(migration: &Migration) -> String {
         ("method", format!("{} {}", migration.migration_type, migration.method)),
         ("instead of", migration.downgraded_from.clone()),
         ("  since", migration.downgrade_cause.clone()),
+        ("verdict", migration.verdict.clone()),
+        ("  answered by", migration.verdict_answer.clone()),
         ("state", migration.state.clone()),
         ("phase", migration.phase.clone()),
         ("switchover", ordered.to_owned()),
@@ -182,6 +190,10 @@ fn figures(migration: &Migration) -> String {
         ("dirty rate", some(migration.dirty_bytes_per_second, rate)),
         ("passes", some(migration.passes, |passes| passes.to_string())),
         ("expected downtime", some(migration.expected_downtime_ms, millis)),
+        ("expected", migration.forecast.clone()),
+        ("switches in", some(migration.eta_ms, millis)),
+        ("bandwidth limit", some(migration.bandwidth_limit, rate)),
+        ("downtime limit", some(migration.downtime_limit_ms, millis)),
         ("QEMU's downtime", some(migration.downtime_ms, millis)),
         ("guest paused", some(migration.pause_us, micros)),
         ("channel", channel(migration)),

@@ -15,8 +15,8 @@ use vmferry_proto::v1::{
     ListEmptyingsRequest, ListHostsReply, ListHostsRequest, ListMigrationsReply,
     ListMigrationsRequest, ListQueueReply, ListQueueRequest, ListVmsReply, ListVmsRequest,
     MaintenanceRequest, MigrateVmRequest, Migration, NetworkState, NetworkStateRequest,
-    OpenGateRequest, OpenHalf, ReportReply, ResolveMigrationRequest, StartVmRequest, StopVmRequest,
-    UncordonHostRequest, Vm,
+    OpenGateRequest, OpenHalf, ReportReply, ResolveMigrationRequest, SetMigrationLimitsRequest,
+    StartVmRequest, StopVmRequest, UncordonHostRequest, Vm,
 };
 use vmferry_proto::v1::{CapacityReply, CapacityRequest};
 
@@ -58,6 +58,7 @@ pub(crate) struct Asked {
     pub(crate) vms: usize,
     pub(crate) watched: usize,
     pub(crate) cancelled: Vec<String>,
+    pub(crate) limits: Vec<SetMigrationLimitsRequest>,
     pub(crate) capacity: Vec<CapacityRequest>,
     pub(crate) declared: Vec<DeclareHostDeadRequest>,
     pub(crate) resolved: Vec<ResolveMigrationRequest>,
@@ -293,6 +294,16 @@ impl Planner for Service {
     async fn cancel_migration(&self, request: Request<CancelMigrationRequest>) -> Reply<Migration> {
         self.reply(|asked| {
             asked.cancelled.push(request.into_inner().id);
+            self.first_state()
+        })
+    }
+
+    async fn set_migration_limits(
+        &self,
+        request: Request<SetMigrationLimitsRequest>,
+    ) -> Reply<Migration> {
+        self.reply(|asked| {
+            asked.limits.push(request.into_inner());
             self.first_state()
         })
     }

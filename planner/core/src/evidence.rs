@@ -9,12 +9,14 @@ mod mend;
 mod permit;
 mod precopy;
 mod seen;
+mod tune;
 
 pub use mend::mend;
 pub use permit::{Withheld, permit};
 pub use seen::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
+pub use tune::tune;
 
 use vmferry_types::Method;
 

@@ -16,6 +16,7 @@
 //! Commit first, then act: a row and its log entry are written with compare-and-set, and only then
 //! does an effect leave the process.
 
+mod answer;
 mod books;
 mod cause;
 pub mod check;
@@ -31,6 +32,7 @@ pub(crate) mod rows;
 mod table;
 mod terms;
 
+pub use answer::{Limits, Tuning};
 pub use books::{Books, Flight};
 pub use cause::{Blocker, Cause};
 pub use divided::Channel;
@@ -63,9 +65,12 @@ pub struct Migration {
     /// The live attempt that this one came from. `None` while there was none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgraded: Option<Downgraded>,
-    /// Why a precopy was turned to postcopy. `None` if none was.
+    /// Why a precopy will not converge, as it was last answered. `None` if nobody said so.
     #[cfg_attr(feature = "serde", serde(default))]
     pub diverged: Option<String>,
+    /// What was done about that. Rows of before it was kept turned to postcopy, or waited.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub answered: Option<NotConverging>,
     /// The channel between the halves of a guest that goes before its memory.
     #[cfg_attr(feature = "serde", serde(default))]
     pub channel: Channel,
@@ -166,6 +171,7 @@ impl Migration {
             method,
             downgraded: None,
             diverged: None,
+            answered: None,
             channel: Channel::Whole,
             breaks: 0,
             terms,
@@ -182,7 +188,7 @@ impl Migration {
     /// too late (tell the caller). The migration is as it was.
     pub fn apply(&self, event: &Event) -> Result<Self, Refusal> {
         let after = Self { phase: table::next(self, event)?, ..self.clone() };
-        let after = after.divides(event).gates_after(event);
+        let after = after.divides(event).gates_after(event).answers(self, event);
         Ok(match self.turns_to_snapshot(&after.phase, event) {
             Some(downgraded) => {
                 Self { method: Method::Snapshot, downgraded: Some(downgraded), ..after }
@@ -222,6 +228,7 @@ impl Migration {
                 | Effect::StartPostcopy
                 | Effect::RecoverReceiver
                 | Effect::ResumeTransfer { .. }
+                | Effect::SetLimits { .. }
                 | Effect::OrderSwitchover
                 | Effect::KillSource { .. }
                 | Effect::ContinueDestination

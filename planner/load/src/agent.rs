@@ -221,7 +221,8 @@ impl Agent {
             | Action::ForgetVm(_)
             | Action::StartPostcopy(_)
             | Action::RecoverReceiver(_)
-            | Action::ResumeTransfer(_) => Err(Refusal::new("invalid", "is not simulated")),
+            | Action::ResumeTransfer(_)
+            | Action::SetLimits(_) => Err(Refusal::new("invalid", "is not simulated")),
         }
     }
 }
@@ -256,6 +257,7 @@ const fn label(action: &Action) -> &'static str {
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
+        Action::SetLimits(_) => "set_limits",
     }
 }
 

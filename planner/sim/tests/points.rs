@@ -4,11 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use vmferry_planner_core::migration::{Effect, GoneProof, Listener, ProofKind, Serves};
+use vmferry_planner_core::migration::{
+    AutoConverge, Effect, GoneProof, Listener, ProofKind, Serves, Tuning,
+};
 use vmferry_sim::schedule::{Asked, Outcome, Schedule};
 use vmferry_sim::trace::Detail;
 use vmferry_sim::world::{Mishap, PointKind};
-use vmferry_types::Timestamp;
+use vmferry_types::{BytesPerSec, Millis, Timestamp};
 
 type Mishaps = Vec<(PointKind, u64, Mishap)>;
 
@@ -143,6 +145,7 @@ const fn by(effect: &Effect) -> By {
         | Effect::StartPostcopy
         | Effect::RecoverReceiver
         | Effect::ResumeTransfer { .. }
+        | Effect::SetLimits { .. }
         | Effect::ReleaseSource { .. }
         | Effect::CancelTransfer { .. }
         | Effect::DestroyReceiver { .. }
@@ -166,7 +169,15 @@ fn after(effect: &Effect) -> Option<Effect> {
             let listener = Listener::new(String::new(), 0);
             Effect::ResumeTransfer { listener }
         }
-        Effect::ResumeTransfer { .. } => Effect::OrderSwitchover,
+        Effect::ResumeTransfer { .. } => {
+            let tuning = Tuning {
+                max_bandwidth: BytesPerSec(0),
+                downtime_limit: Millis(0),
+                throttle: AutoConverge::Off,
+            };
+            Effect::SetLimits { tuning }
+        }
+        Effect::SetLimits { .. } => Effect::OrderSwitchover,
         Effect::OrderSwitchover => Effect::KillSource { cause: cause() },
         Effect::KillSource { .. } => Effect::Commit,
         Effect::Commit => Effect::ContinueDestination,

@@ -208,6 +208,7 @@ fn operation(action: Option<&Action>) -> &'static str {
         Some(Action::ForgetVm(_)) => "forget_vm",
         Some(Action::HoldGuest(_)) => "hold_guest",
         Some(Action::StartPostcopy(_)) => "start_postcopy",
+        Some(Action::SetLimits(_)) => "set_limits",
         Some(Action::RecoverReceiver(_)) => "recover_receiver",
         Some(Action::ResumeTransfer(_)) => "resume_transfer",
     }

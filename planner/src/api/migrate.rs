@@ -195,18 +195,8 @@ impl Planner {
                 problem: "is not available yet; leave it out".to_owned(),
             });
         }
-        let max_bandwidth =
-            asked.bandwidth_mbps.checked_mul(MEGABIT).filter(|rate| i64::try_from(*rate).is_ok());
-        let max_bandwidth = max_bandwidth.ok_or_else(|| ApiError::Invalid {
-            field: "bandwidth_mbps",
-            problem: format!("{} is more than any link carries", asked.bandwidth_mbps),
-        })?;
-        if asked.downtime_limit_ms > DOWNTIME_LIMIT_MS_MAX {
-            return Err(ApiError::Invalid {
-                field: "downtime_limit_ms",
-                problem: format!("must be at most {DOWNTIME_LIMIT_MS_MAX}"),
-            });
-        }
+        let max_bandwidth = bandwidth(asked.bandwidth_mbps)?;
+        check_downtime(asked.downtime_limit_ms)?;
         let asked_destination = if asked.target_host.is_empty() {
             None
         } else {
@@ -223,7 +213,7 @@ impl Planner {
             "" => defaults.not_converging,
             label => NotConverging::from_label(label).ok_or_else(|| ApiError::Invalid {
                 field: "not_converging",
-                problem: format!("`{label}` is none of abort, postcopy"),
+                problem: format!("`{label}` is none of {}", NotConverging::LABELS),
             })?,
         };
         Ok(Terms {
@@ -233,7 +223,7 @@ impl Planner {
             transfer_timeout: or(asked.timeout_ms, defaults.transfer_timeout),
             stall_limit: or(0, defaults.stall_limit),
             switchover_limit: or(0, defaults.switchover_limit),
-            max_bandwidth: BytesPerSec(max_bandwidth),
+            max_bandwidth,
             auto_converge: if asked.auto_converge || defaults.auto_converge {
                 AutoConverge::On
             } else {
@@ -266,6 +256,25 @@ fn gates(asked: &[String]) -> Result<Gates, ApiError> {
         })?;
         Ok(gates.closed_at(point))
     })
+}
+
+/// Reads a cap in megabits per second; 0 is none.
+pub(super) fn bandwidth(mbps: u64) -> Result<BytesPerSec, ApiError> {
+    let rate = mbps.checked_mul(MEGABIT).filter(|rate| i64::try_from(*rate).is_ok());
+    rate.map(BytesPerSec).ok_or_else(|| ApiError::Invalid {
+        field: "bandwidth_mbps",
+        problem: format!("{mbps} is more than any link carries"),
+    })
+}
+
+pub(super) fn check_downtime(limit_ms: u64) -> Result<(), ApiError> {
+    if limit_ms > DOWNTIME_LIMIT_MS_MAX {
+        return Err(ApiError::Invalid {
+            field: "downtime_limit_ms",
+            problem: format!("must be at most {DOWNTIME_LIMIT_MS_MAX}"),
+        });
+    }
+    Ok(())
 }
 
 /// Reads a caller's request id: a UUID, or nothing.

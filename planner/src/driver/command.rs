@@ -53,6 +53,13 @@ pub fn command(
                 .map(|host| host.to_string())
                 .unwrap_or_default(),
         }),
+        Effect::SetLimits { tuning } => Action::SetLimits(v1::SetLimits {
+            limits: Some(v1::TransferLimits {
+                max_bandwidth: tuning.max_bandwidth.value(),
+                downtime_limit_ms: tuning.downtime_limit.value(),
+                throttle: tuning.throttle == AutoConverge::On,
+            }),
+        }),
         Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
         Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
@@ -105,10 +112,10 @@ fn policy(migration: &Migration) -> v1::TransferPolicy {
         max_bandwidth: terms.max_bandwidth.value(),
         downtime_limit_ms: terms.downtime_limit.value(),
         // A guest that is held dirties nothing.
-        auto_converge: match (terms.auto_converge, migration.method) {
-            (AutoConverge::On, Method::Precopy | Method::Postcopy) => true,
-            (AutoConverge::On, Method::Snapshot | Method::Cold | Method::DiskCopy)
-            | (AutoConverge::Off, _) => false,
+        auto_converge: migration.tuning().throttle == AutoConverge::On,
+        may_throttle: match migration.method {
+            Method::Precopy => terms.not_converging == NotConverging::AutoConverge,
+            Method::Postcopy | Method::Snapshot | Method::Cold | Method::DiskCopy => false,
         },
         timeout_ms: terms.transfer_timeout.value(),
         stall_ms: terms.stall_limit.value(),
@@ -122,7 +129,13 @@ fn postcopy(migration: &Migration) -> v1::Postcopy {
     match (migration.method, migration.terms.not_converging) {
         (Method::Postcopy, _) => v1::Postcopy::Required,
         (Method::Precopy, NotConverging::Postcopy) => v1::Postcopy::Allowed,
-        (Method::Precopy, NotConverging::Abort)
+        (
+            Method::Precopy,
+            NotConverging::Abort
+            | NotConverging::Wait
+            | NotConverging::AutoConverge
+            | NotConverging::Pause,
+        )
         | (Method::Snapshot | Method::Cold | Method::DiskCopy, _) => v1::Postcopy::Off,
     }
 }

@@ -473,7 +473,10 @@ impl<'a> Run<'a> {
         }
         // A guest that is divided waits for each page: its channel comes first.
         let mend = evidence::mend(&self.row.migration, sides);
-        let Some(effect) = mend.or_else(|| self.row.migration.outstanding()) else { return };
+        let owed = mend
+            .or_else(|| evidence::tune(&self.row.migration, sides))
+            .or_else(|| self.row.migration.outstanding());
+        let Some(effect) = owed else { return };
         let Some(end) = effect.side() else { return };
         let now = Instant::now();
         let answered = self.answered.as_ref().is_some_and(|(seq, answered, at)| {
@@ -553,6 +556,7 @@ impl<'a> Run<'a> {
                 | Effect::StartPostcopy
                 | Effect::RecoverReceiver
                 | Effect::ResumeTransfer { .. }
+                | Effect::SetLimits { .. }
                 | Effect::ReleaseSource { .. }
                 | Effect::CancelTransfer { .. }
                 | Effect::DestroyReceiver { .. }

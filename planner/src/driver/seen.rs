@@ -5,9 +5,11 @@
 use vmferry_planner_core::evidence::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, TransferState,
 };
-use vmferry_planner_core::migration::{GoneProof, Process, ProofKind, Side};
+use vmferry_planner_core::migration::{AutoConverge, GoneProof, Process, ProofKind, Side, Tuning};
 use vmferry_proto::v1;
-use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp, VmId};
+use vmferry_types::{
+    BytesPerSec, Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp, VmId,
+};
 
 use super::command::listener;
 use super::side::SideView;
@@ -45,6 +47,7 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         transfer_error: transfer.map(|transfer| transfer.error.clone()).unwrap_or_default(),
         passes: transfer.map_or(0, |transfer| transfer.passes),
         diverges: transfer.map(|transfer| transfer.diverges.clone()).unwrap_or_default(),
+        tuning: transfer.and_then(|transfer| transfer.limits.as_ref()).map(tuning),
         waits_at: observation.waits_at.as_ref().filter(|_| ours).and_then(listener),
         handed: if ours && observation.handed { Handed::Yes } else { Handed::No },
         gave_up: (ours && observation.gave_up).then(|| observation.gave_up_cause.clone()),
@@ -106,6 +109,15 @@ pub async fn heed_death(
         inventory.note_asked_after(host, &declaration);
     }
     Ok(inventory.dead(host))
+}
+
+/// Reads what limits a transfer, as its source says it was told.
+fn tuning(limits: &v1::TransferLimits) -> Tuning {
+    Tuning {
+        max_bandwidth: BytesPerSec(limits.max_bandwidth),
+        downtime_limit: Millis(limits.downtime_limit_ms),
+        throttle: if limits.throttle { AutoConverge::On } else { AutoConverge::Off },
+    }
 }
 
 /// A role that this release does not know makes the whole observation prove nothing.

@@ -1,7 +1,9 @@
 //! Migrations as users are shown them.
 
 use vmferry_planner_core::evidence::{Sides, Times};
-use vmferry_planner_core::migration::{Channel, Gate, GatePoint, Phase, Switchover};
+use vmferry_planner_core::migration::{
+    Channel, Gate, GatePoint, Migration, Phase, Stage, Switchover,
+};
 use vmferry_planner_core::progress::{Crossed, percent, user_state};
 use vmferry_planner_core::stuck::{Stuck, Trouble, stuck as core_stuck};
 use vmferry_proto::v1;
@@ -66,7 +68,8 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
     let crossed =
         Crossed { remaining: Bytes(transfer.bytes_remaining), total: Bytes(transfer.bytes_total) };
     let stuck = stuck(row, &live);
-    let diverged = migration.diverged.as_ref();
+    let parted = migration.method == vmferry_types::Method::Postcopy;
+    let diverged = migration.diverged.as_ref().filter(|_| parted);
     let mut message = v1::Migration {
         id: migration.id.to_string(),
         vm_id: migration.vm.to_string(),
@@ -117,6 +120,7 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
     };
     figures(&mut message, &transfer);
     gates(&mut message, row);
+    verdict(&mut message, migration);
     message.waits_for_link = live.waits_for_link.clone().unwrap_or_default();
     message.emptying_id.clone_from(&row.notes.sake.emptying);
     if let Phase::Queued { blocked: Some(blocked), .. } = &migration.phase {
@@ -139,7 +143,25 @@ fn gates(message: &mut v1::Migration, row: &MigrationRow) {
     }
 }
 
+/// What was made of its convergence, and what limits it. Once it crosses no more nothing is expected.
+fn verdict(message: &mut v1::Migration, migration: &Migration) {
+    message.verdict = migration.diverged.clone().unwrap_or_default();
+    message.verdict_answer =
+        migration.answered.map(|answer| answer.label().to_owned()).unwrap_or_default();
+    message.bandwidth_limit = migration.terms.max_bandwidth.value();
+    message.downtime_limit_ms = migration.terms.downtime_limit.value();
+    let live = matches!(
+        migration.phase,
+        Phase::Admitted { stage: Stage::Arming | Stage::Transferring { .. }, .. }
+    );
+    if !live {
+        message.eta_ms = 0;
+    }
+}
+
 fn figures(message: &mut v1::Migration, transfer: &v1::TransferStatus) {
+    message.forecast.clone_from(&transfer.forecast);
+    message.eta_ms = transfer.eta_ms;
     message.bytes_transferred = transfer.bytes_transferred;
     message.bytes_remaining = transfer.bytes_remaining;
     message.bytes_total = transfer.bytes_total;

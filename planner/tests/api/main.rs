@@ -5,6 +5,7 @@ mod bench;
 #[cfg(test)]
 mod capacity;
 #[cfg(test)]
+mod converge;
 mod crashes;
 #[cfg(test)]
 mod fleet;

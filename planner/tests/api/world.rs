@@ -17,7 +17,7 @@ use vmferry_proto::v1::execute_request::Action;
 use vmferry_proto::v1::{
     Blocker, CheckReply, ClaimRequest, ErrorDetail, ExecuteReply, ExecuteRequest, Fence, GoneProof,
     HostReport, Knowledge, Listener, ObserveRequest, ProofKind, QemuProcess, SourceDescription,
-    TransferStatus, VmObservation, VmPorts, VmReport,
+    TransferLimits, TransferStatus, VmObservation, VmPorts, VmReport,
 };
 use vmferry_types::{HostId, VmId};
 
@@ -61,6 +61,8 @@ struct FakeVm {
     gave_up: bool,
     ever_continued: bool,
     transfer: String,
+    limits: Option<TransferLimits>,
+    diverges: String,
     stopped_at_us: u64,
     resumed_at_us: u64,
     pid: u32,
@@ -147,6 +149,19 @@ impl World {
             let all = state.hosts.values_mut().flat_map(|host| host.vms.values_mut());
             all.filter(|vm| vm.transfer == "active").for_each(|vm| commands::stand(vm, now));
         });
+    }
+
+    /// Whatever a host sends does not converge from now on.
+    pub(crate) fn diverges(&self, host: &str, verdict: &str) {
+        let mut state = self.state.lock().unwrap();
+        let known = state.hosts.get_mut(&host_id(host)).unwrap();
+        known.vms.values_mut().for_each(|vm| verdict.clone_into(&mut vm.diverges));
+    }
+
+    /// What limits whatever a host sends.
+    pub(crate) fn limits(&self, host: &str) -> Option<TransferLimits> {
+        let state = self.state.lock().unwrap();
+        state.hosts[&host_id(host)].vms.values().find_map(|vm| vm.limits)
     }
 
     pub(crate) fn silence(&self, host: &str) {
@@ -346,6 +361,8 @@ impl State {
             bytes_transferred: if known.transfer == "active" { 1 << 19 } else { 0 },
             bytes_per_second: if known.transfer == "active" { 1 << 18 } else { 0 },
             downtime_ms: 7,
+            limits: known.limits,
+            diverges: known.diverges.clone(),
             ..TransferStatus::default()
         });
         seen
@@ -473,6 +490,7 @@ fn name(action: &Action) -> &'static str {
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
+        Action::SetLimits(_) => "set_limits",
     }
 }
 

@@ -5,8 +5,8 @@ use vmferry_proto::v1::{
     ArmReceiver, CancelTransfer, CheckDestinationRequest, ClaimRequest, ContinueDestination,
     DescribeSourceRequest, DestroyReceiver, Disk, ExecuteRequest, Fence, ForgetVm,
     GetReportRequest, GoneProof, KillSource, Listener, Nic, ObserveRequest, OrderSwitchover,
-    RecoverReceiver, ReleaseSource, ResumeSource, ResumeTransfer, SourceDescription, StartPostcopy,
-    StartTransfer, StartVm, StopVm, TransferPolicy,
+    RecoverReceiver, ReleaseSource, ResumeSource, ResumeTransfer, SetLimits, SourceDescription,
+    StartPostcopy, StartTransfer, StartVm, StopVm, TransferLimits, TransferPolicy,
 };
 
 use super::dice::Dice;
@@ -131,7 +131,7 @@ fn execute(prey: &Prey, dice: &mut Dice) -> ExecuteRequest {
 
 fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
     let cause = noise::text(dice);
-    Some(match dice.below(16) {
+    Some(match dice.below(17) {
         0 => return None,
         1 => Action::StartVm(StartVm {
             definition: definition_of(vm_id, dice),
@@ -177,6 +177,13 @@ fn action(prey: &Prey, vm_id: &str, dice: &mut Dice) -> Option<Action> {
                 ..Listener::default()
             }),
         }),
+        15 => Action::SetLimits(SetLimits {
+            limits: (dice.below(4) > 0).then(|| TransferLimits {
+                max_bandwidth: noise::number(dice),
+                downtime_limit_ms: noise::number(dice),
+                throttle: dice.below(2) == 0,
+            }),
+        }),
         _ => Action::ForgetVm(ForgetVm {}),
     })
 }
@@ -198,6 +205,7 @@ fn policy(dice: &mut Dice) -> TransferPolicy {
         stall_ms: noise::number(dice),
         switchover_ms: noise::number(dice),
         postcopy: noise::small(dice).cast_signed(),
+        may_throttle: dice.below(2) == 0,
     }
 }
 

@@ -3,7 +3,7 @@
 use vmferry_proto::v1::{
     CancelMigrationRequest, Capacity, GetHostRequest, GetMigrationRequest, GetVmRequest, GoneProof,
     HostReport, HugePages, Knowledge, ListHostsRequest, ListMigrationsRequest, ListVmsRequest,
-    MigrateVmRequest, Orphan, StartVmRequest, StopVmRequest, VmReport,
+    MigrateVmRequest, Orphan, SetMigrationLimitsRequest, StartVmRequest, StopVmRequest, VmReport,
 };
 
 use super::dice::Dice;
@@ -12,7 +12,7 @@ use super::{Prey, definition, noise};
 
 const SERVICE: &str = "/vmferry.v1.Planner";
 
-const METHODS: [&str; 14] = [
+const METHODS: [&str; 15] = [
     "Report",
     "ListHosts",
     "GetHost",
@@ -24,6 +24,7 @@ const METHODS: [&str; 14] = [
     "ListMigrations",
     "GetMigration",
     "CancelMigration",
+    "SetMigrationLimits",
     "WatchMigration",
     "NoSuchMethod",
     "",
@@ -56,7 +57,15 @@ fn whole(prey: &Prey, dice: &mut Dice) -> Call {
 
 fn looks(dice: &mut Dice) -> Call {
     let text = noise::text(dice);
-    match dice.below(8) {
+    match dice.below(9) {
+        7 => Call::new(
+            &path("SetMigrationLimits"),
+            &SetMigrationLimitsRequest {
+                id: text,
+                bandwidth_mbps: Some(noise::number(dice)),
+                downtime_limit_ms: (dice.below(2) == 0).then(|| noise::number(dice)),
+            },
+        ),
         0 => Call::new(&path("GetHost"), &GetHostRequest { host: text }),
         1 => Call::new(&path("ListVms"), &ListVmsRequest { host: text }),
         2 => Call::new(&path("GetVm"), &GetVmRequest { vm: text }),

@@ -101,6 +101,7 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
         | Effect::StartPostcopy
         | Effect::RecoverReceiver
         | Effect::ResumeTransfer { .. }
+        | Effect::SetLimits { .. }
         | Effect::OrderSwitchover
         | Effect::ContinueDestination
         | Effect::CancelTransfer { .. }

@@ -10,8 +10,8 @@ use super::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
 };
 use crate::migration::{
-    Back, Cleanup, Event, GoneProof, Guest, Handover, Migration, Phase, ProofKind, Ran, Receiver,
-    SourceWord, Stage, Stood, Switchover, Word,
+    Back, Cleanup, Event, GoneProof, Guest, Handover, Migration, NotConverging, Phase, ProofKind,
+    Ran, Receiver, SourceWord, Stage, Stood, Switchover, Word,
 };
 
 /// How much longer than its own limit the planner lets a transfer go on.
@@ -28,7 +28,7 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
             reading.waiting().or_else(|| reading.gate_expired())
         }
         Phase::Admitted { stage: Stage::Transferring { .. }, .. } => {
-            reading.transferring().or_else(|| reading.postcopy_due())
+            reading.transferring().or_else(|| reading.postcopy_due()).or_else(|| reading.diverges())
         }
         Phase::Admitted { stage: Stage::Parting { .. }, .. } => reading.transferring(),
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => reading.recalling(),
@@ -295,6 +295,23 @@ impl Reading<'_> {
 
     fn transferring(self) -> Option<Event> {
         self.withheld().or_else(|| self.stopped()).or_else(|| self.timed_out())
+    }
+
+    /// The source's agent says that it will not converge, of the transfer as it is tuned now.
+    fn diverges(self) -> Option<Event> {
+        let migration = self.migration;
+        let seen = self.speaking(self.source())?;
+        let judged = migration.method == Method::Precopy
+            && seen.transfer == TransferState::Active
+            && !seen.diverges.is_empty();
+        // What was said before it heard of its limits, or slowed the guest down, is about another time.
+        let current =
+            seen.tuning.map_or(migration.answered.is_none(), |told| told == migration.tuning());
+        let acts = match migration.answer() {
+            NotConverging::Abort | NotConverging::AutoConverge | NotConverging::Pause => true,
+            NotConverging::Wait | NotConverging::Postcopy => false,
+        };
+        (judged && current && acts).then(|| Event::Diverges { verdict: seen.diverges.clone() })
     }
 
     /// What ends a transfer that was not ordered.

@@ -2,7 +2,7 @@
 
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
 
-use crate::migration::{GoneProof, Listener, Process};
+use crate::migration::{GoneProof, Listener, Process, Tuning};
 
 /// How far an agent's word on a VM reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,6 +266,8 @@ pub struct Seen {
     pub passes: u64,
     /// Why the transfer will not converge, as its agent sees it; empty if it may.
     pub diverges: String,
+    /// How it says that its transfer is tuned. `None` if it sends nothing, or cannot say.
+    pub tuning: Option<Tuning>,
     /// Where the destination's half of a divided guest waits for the other. `None` if it does not.
     pub waits_at: Option<Listener>,
     /// Whether the order is journalled.
@@ -309,6 +311,7 @@ impl Seen {
             transfer_error: String::new(),
             passes: 0,
             diverges: String::new(),
+            tuning: None,
             waits_at: None,
             handed: Handed::No,
             gave_up: None,

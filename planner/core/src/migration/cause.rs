@@ -55,6 +55,11 @@ pub enum Cause {
         /// What QEMU said.
         error: String,
     },
+    /// The guest writes to its memory faster than that is sent.
+    NotConverging {
+        /// What the source's agent saw.
+        verdict: String,
+    },
     /// It did not reach the switchover in time.
     TransferTimedOut,
     /// No operator opened the gate that it waited at in time.
@@ -116,6 +121,7 @@ impl Cause {
             Self::GaveUp { .. } => "gave_up",
             Self::TransferFailed { .. } => "transfer_failed",
             Self::SourceRanAgain { .. } => "source_ran_again",
+            Self::NotConverging { .. } => "not_converging",
             Self::TransferTimedOut => "transfer_timed_out",
             Self::GateExpired { .. } => "gate_expired",
             Self::SwitchoverOverdue => "switchover_overdue",
@@ -149,6 +155,7 @@ impl fmt::Display for Cause {
             Self::SourceRanAgain { error } => {
                 write!(f, "the source resumed by itself during the switchover: {error}")
             }
+            Self::NotConverging { verdict } => f.write_str(verdict),
             Self::TransferTimedOut => {
                 f.write_str("the transfer did not reach the switchover within its time limit")
             }

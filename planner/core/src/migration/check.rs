@@ -45,9 +45,10 @@ pub fn check_step(before: &Migration, after: &Migration) -> Vec<Breach> {
     if (old.host != new.host) != (new.generation > old.generation) {
         breaches.push(Breach::Ownership);
     }
+    let judged = before.method == Method::Precopy && after.diverged.is_some();
     let kept = before.method == after.method
         && before.downgraded == after.downgraded
-        && before.diverged == after.diverged;
+        && (before.diverged == after.diverged || judged);
     let parted = before.method == Method::Precopy
         && after.method == Method::Postcopy
         && before.diverged.is_none()

@@ -3,6 +3,7 @@
 use vmferry_types::Method;
 
 use super::Migration;
+use super::answer::Tuning;
 use super::cause::Cause;
 use super::gates::Gate;
 use super::phase::{Back, Cleanup, Listener, Phase, Stage, Switchover};
@@ -53,6 +54,11 @@ pub enum Effect {
     ResumeTransfer {
         /// Where the destination's half waits.
         listener: Listener,
+    },
+    /// Tell the source what limits its transfer, and whether its guest is slowed down.
+    SetLimits {
+        /// How it is to be tuned.
+        tuning: Tuning,
     },
     /// Tell the source to send its last.
     OrderSwitchover,
@@ -110,6 +116,7 @@ impl Effect {
             Self::StartPostcopy => "start_postcopy",
             Self::RecoverReceiver => "recover_receiver",
             Self::ResumeTransfer { .. } => "resume_transfer",
+            Self::SetLimits { .. } => "set_limits",
             Self::OrderSwitchover => "order_switchover",
             Self::KillSource { .. } => "kill_source",
             Self::Commit => "commit",
@@ -134,6 +141,7 @@ impl Effect {
             | Self::StartTransfer { .. }
             | Self::StartPostcopy
             | Self::ResumeTransfer { .. }
+            | Self::SetLimits { .. }
             | Self::OrderSwitchover
             | Self::KillSource { .. }
             | Self::ReleaseSource { .. }
@@ -170,6 +178,7 @@ impl Migration {
             | Effect::OrderSwitchover
             | Effect::RecoverReceiver
             | Effect::ResumeTransfer { .. }
+            | Effect::SetLimits { .. }
             | Effect::KillSource { .. }
             | Effect::Commit
             | Effect::ContinueDestination

@@ -2,6 +2,7 @@
 
 use vmferry_types::{Generation, HostId, Timestamp};
 
+use super::answer::Limits;
 use super::cause::Blocker;
 use super::phase::Listener;
 use super::proof::{GoneProof, Handover};
@@ -188,6 +189,17 @@ pub enum Event {
     GatesOpened,
     /// No operator opened the gate in time.
     GateExpired,
+    /// A precopy will not converge, as its source's agent sees it pass by pass. What is done about
+    /// that follows from the terms; to turn it to postcopy is an event of its own.
+    Diverges {
+        /// Why not.
+        verdict: String,
+    },
+    /// Someone changed the limits of the transfer.
+    LimitsSet {
+        /// What they are from now on.
+        limits: Limits,
+    },
     /// A human has looked and says which side's guest is the right one.
     Resolved {
         /// Which.
@@ -245,6 +257,8 @@ impl Event {
             Self::StartAllowed => "start_allowed",
             Self::GatesOpened => "gates_opened",
             Self::GateExpired => "gate_expired",
+            Self::Diverges { .. } => "diverges",
+            Self::LimitsSet { .. } => "limits_set",
             Self::Resolved { .. } => "resolved",
         }
     }

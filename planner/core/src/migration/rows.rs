@@ -6,8 +6,8 @@ use vmferry_types::{
 
 use super::{
     AutoConverge, Back, Blocked, Cause, Cleanup, Downgrade, Downgraded, Event, Gates, GoneProof,
-    Guest, Handover, Keep, Listener, Migration, NotConverging, Opening, Phase, Process, ProofKind,
-    Ran, Receiver, SourceWord, Stage, Stood, Switchover, Takes, Terms, Word,
+    Guest, Handover, Keep, Limits, Listener, Migration, NotConverging, Opening, Phase, Process,
+    ProofKind, Ran, Receiver, SourceWord, Stage, Stood, Switchover, Takes, Terms, Word,
 };
 use crate::evidence::{
     Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
@@ -373,9 +373,15 @@ pub(crate) fn events() -> Vec<(&'static str, Event)> {
         ("start", Event::StartAllowed),
         ("all open", Event::GatesOpened),
         ("gate late", Event::GateExpired),
+        ("too fast", Event::Diverges { verdict: "too fast".into() }),
+        ("limits", Event::LimitsSet { limits: limits() }),
         ("keep src", Event::Resolved { keep: Keep::Source }),
         ("keep none", Event::Resolved { keep: Keep::Neither }),
     ]
+}
+
+fn limits() -> Limits {
+    Limits { max_bandwidth: BytesPerSec(1), downtime_limit: Millis(200) }
 }
 
 pub(crate) fn source_gone(receiver: Receiver) -> Event {
@@ -400,6 +406,7 @@ pub(crate) fn source_seen() -> Seen {
         transfer_error: String::new(),
         passes: 1,
         diverges: String::new(),
+        tuning: None,
         waits_at: None,
         handed: Handed::No,
         gave_up: None,

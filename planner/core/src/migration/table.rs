@@ -4,6 +4,7 @@
 //! The table as a reviewer reads it is printed by the test `the_table_is_as_reviewed`.
 
 mod back;
+mod converge;
 mod divided;
 mod end;
 mod forward;
@@ -19,7 +20,8 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
     if let Event::Overtaken { host, known } = event {
         return end::overtaken(at, host, *known);
     }
-    if let Some(next) = divided::next(at).or_else(|| gates::next(at)) {
+    if let Some(next) = divided::next(at).or_else(|| gates::next(at)).or_else(|| converge::next(at))
+    {
         return next;
     }
     match &migration.phase {

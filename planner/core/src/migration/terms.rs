@@ -4,7 +4,8 @@ use vmferry_types::{BytesPerSec, HostId, Millis};
 
 use super::gates::Gates;
 
-/// What a migration was asked for. Fixed when it is opened: defaults are filled in by then.
+/// What a migration was asked for. Defaults are filled in when it is opened; the limits of its transfer
+/// may change after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Terms {
@@ -61,19 +62,35 @@ const fn gate_deadline_of_old_rows() -> Millis {
     serde(rename_all = "snake_case")
 )]
 pub enum NotConverging {
-    /// It goes on until its time limit, and is taken back then.
+    /// It is taken back, or held instead if it may be downgraded.
     #[default]
     Abort,
+    /// It goes on until its time limit: the guest may calm down, or its limits be changed.
+    Wait,
+    /// The guest is slowed down until it does.
+    AutoConverge,
+    /// The guest is held while its memory crosses.
+    Pause,
     /// It is turned to postcopy, if both ends can do that.
     Postcopy,
 }
 
 impl NotConverging {
+    /// Every answer.
+    pub const ALL: [Self; 5] =
+        [Self::Abort, Self::AutoConverge, Self::Postcopy, Self::Pause, Self::Wait];
+
+    /// Names every answer, for whoever asked for another one.
+    pub const LABELS: &'static str = "abort, auto_converge, postcopy, pause, wait";
+
     /// Returns the one spelling of this value.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Abort => "abort",
+            Self::Wait => "wait",
+            Self::AutoConverge => "auto_converge",
+            Self::Pause => "pause",
             Self::Postcopy => "postcopy",
         }
     }
@@ -81,7 +98,7 @@ impl NotConverging {
     /// Reads a label; `None` if there is no such value.
     #[must_use]
     pub fn from_label(label: &str) -> Option<Self> {
-        [Self::Abort, Self::Postcopy].into_iter().find(|value| value.label() == label)
+        Self::ALL.into_iter().find(|value| value.label() == label)
     }
 }
 

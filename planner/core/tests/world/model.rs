@@ -133,6 +133,7 @@ impl End {
         Seen {
             passes: 1,
             diverges: String::new(),
+            tuning: None,
             waits_at: None,
             host: self.name(),
             claim: self.claim,
@@ -284,6 +285,7 @@ impl Hosts {
                 | Effect::OrderSwitchover
                 | Effect::StartPostcopy
                 | Effect::ResumeTransfer { .. }
+                | Effect::SetLimits { .. }
                 | Effect::Commit
                 | Effect::ContinueDestination
                 | Effect::CancelTransfer { .. }
@@ -302,9 +304,10 @@ impl Hosts {
             Effect::StartTransfer { .. } => self.start(),
             Effect::OrderSwitchover => self.order(),
             Effect::KillSource { .. } => self.end_source(),
-            Effect::StartPostcopy | Effect::RecoverReceiver | Effect::ResumeTransfer { .. } => {
-                Answer::Refused("not in this world")
-            }
+            Effect::StartPostcopy
+            | Effect::RecoverReceiver
+            | Effect::ResumeTransfer { .. }
+            | Effect::SetLimits { .. } => Answer::Refused("not in this world"),
             Effect::ReleaseSource { .. } => {
                 assert!(!self.source.runs(), "a running source is released");
                 self.end_source()

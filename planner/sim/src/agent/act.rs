@@ -58,6 +58,8 @@ impl Agent {
             Action::StopVm(stop) => self.stop(vm, word, stop.how()).await,
             Action::ForgetVm(_) => self.forget(vm),
             Action::HoldGuest(_) => self.hold(vm, word).await,
+            // Its transfers have no limits that anybody could tell.
+            Action::SetLimits(_) => Err(Refusal::new("wrong_state", "nothing crosses")),
         };
         if let Err(refusal) = &outcome {
             self.world.note(|| {
@@ -212,6 +214,7 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
+        Action::SetLimits(_) => "set_limits",
     }
 }
 
@@ -233,6 +236,7 @@ pub(super) const fn lets_run(action: &Action) -> bool {
         | Action::DestroyReceiver(_)
         | Action::ReleaseSource(_)
         | Action::KillSource(_)
+        | Action::SetLimits(_)
         | Action::ForgetVm(_) => false,
     }
 }

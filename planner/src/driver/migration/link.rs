@@ -32,6 +32,7 @@ impl Run<'_> {
                 | Effect::StartPostcopy
                 | Effect::RecoverReceiver
                 | Effect::ResumeTransfer { .. }
+                | Effect::SetLimits { .. }
                 | Effect::ReleaseSource { .. }
                 | Effect::CancelTransfer { .. }
                 | Effect::DestroyReceiver { .. }

@@ -36,7 +36,15 @@ impl State {
                     ..Listener::default()
                 });
             }
-            Action::StartTransfer(_) => transfer(vm, now, pace),
+            Action::StartTransfer(start) => {
+                transfer(vm, now, pace);
+                let policy = start.policy.unwrap_or_default();
+                vm.limits = Some(TransferLimits {
+                    max_bandwidth: policy.max_bandwidth,
+                    downtime_limit_ms: policy.downtime_limit_ms,
+                    throttle: policy.auto_converge,
+                });
+            }
             Action::OrderSwitchover(_) => order(vm, host)?,
             Action::CancelTransfer(_) => cancel(vm, host, now)?,
             Action::ResumeSource(resume) => resume_source(vm, host, resume, now)?,
@@ -49,6 +57,7 @@ impl State {
                 vm.role = "absent".to_owned();
             }
             Action::HoldGuest(_) => hold(vm, now),
+            Action::SetLimits(set) => vm.limits = set.limits,
             Action::StartPostcopy(_) | Action::RecoverReceiver(_) | Action::ResumeTransfer(_) => {
                 return Err(refused(
                     host,

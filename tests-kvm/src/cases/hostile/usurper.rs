@@ -77,6 +77,7 @@ fn impossible(vm: &VmObservation) -> Vec<Action> {
             stall_ms: u64::MAX,
             switchover_ms: u64::MAX,
             postcopy: i32::MAX,
+            may_throttle: false,
         },
         TransferPolicy {
             max_bandwidth: 1,

@@ -62,6 +62,7 @@ impl Going<'_> {
             | Cause::CapacityWaitExpired { .. }
             | Cause::Refused { .. }
             | Cause::GaveUp { .. }
+            | Cause::NotConverging { .. }
             | Cause::TransferTimedOut
             | Cause::GateExpired { .. }
             | Cause::SwitchoverOverdue
@@ -113,6 +114,8 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -150,6 +153,8 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -205,6 +210,8 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -247,6 +254,8 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -286,6 +295,8 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }

@@ -136,6 +136,8 @@ pub(super) fn restored(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

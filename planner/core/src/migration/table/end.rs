@@ -108,6 +108,8 @@ pub(super) fn committed(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -162,6 +164,8 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -298,6 +302,8 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => Refusal::Stale,
     }
 }

@@ -108,6 +108,8 @@ pub(super) fn queued(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -185,6 +187,8 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -223,6 +227,8 @@ pub(super) fn waiting(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => arming(at, destination),
     }
 }
@@ -283,6 +289,8 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -330,6 +338,8 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -384,6 +394,8 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -432,6 +444,8 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -485,6 +499,8 @@ pub(super) fn restored(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -529,6 +545,8 @@ pub(super) fn restored_alone(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -52,6 +52,8 @@ pub(super) fn holding(
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -99,6 +101,8 @@ pub(super) fn held(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -48,6 +48,8 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -94,6 +96,8 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::StartAllowed
         | Event::GatesOpened
         | Event::GateExpired
+        | Event::Diverges { .. }
+        | Event::LimitsSet { .. }
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
