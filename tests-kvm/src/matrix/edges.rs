@@ -251,6 +251,7 @@ const EDGES: &[Edge] = {
         edge("transferring p", "parting", Case(BUSY)),
         edge("transferring p", "powered off", DIVIDED),
         edge("arming", "arming", LIMITS),
+        edge("at the gate", "at the gate", LIMITS),
         edge("transferring", "transferring", LIMITS),
         edge("transferring +", "transferring +", LIMITS),
         edge("transferring p", "transferring p", LIMITS),
