@@ -127,7 +127,7 @@ impl Convergence {
             None => {
                 let span = now.less(since).value();
                 let crossed = figures.sent.saturating_sub(sent);
-                let link = if span == 0 { 0 } else { crossed.saturating_mul(1000) / span };
+                let link = crossed.saturating_mul(1000).checked_div(span).unwrap_or(0);
                 (self.before.dirty?, link)
             }
         };

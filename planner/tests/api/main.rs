@@ -6,6 +6,7 @@ mod bench;
 mod capacity;
 #[cfg(test)]
 mod converge;
+#[cfg(test)]
 mod crashes;
 #[cfg(test)]
 mod fleet;

@@ -305,8 +305,10 @@ impl Reading<'_> {
             && seen.transfer == TransferState::Active
             && !seen.diverges.is_empty();
         // What was said before it heard of its limits, or slowed the guest down, is about another time.
-        let current =
-            seen.tuning.map_or(migration.answered.is_none(), |told| told == migration.tuning());
+        let current = match seen.tuning {
+            Some(told) => told == migration.tuning(),
+            None => migration.answered.is_none(),
+        };
         let acts = match migration.answer() {
             NotConverging::Abort | NotConverging::AutoConverge | NotConverging::Pause => true,
             NotConverging::Wait | NotConverging::Postcopy => false,

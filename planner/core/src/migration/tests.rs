@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 
 use expect_test::expect_file;
 use proptest::prelude::*;
-use vmferry_types::PowerState;
+use vmferry_types::{Millis, PowerState};
 
 use super::*;
 
