@@ -16,6 +16,8 @@ use crate::world::{Side, World, code, kill};
 
 /// What the link carries, in bytes per second: memory takes a while to follow.
 const RATE: usize = 12 << 20;
+/// What it carries at a time, in bytes.
+const PIECE: usize = 16 << 10;
 
 /// A link between two hosts that can be cut.
 struct Link {
@@ -56,12 +58,14 @@ impl Link {
 }
 
 async fn carry(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf) {
-    let mut piece = vec![0; 64 << 10];
+    let mut piece = vec![0; PIECE];
+    let mut pace = tokio::time::interval(Duration::from_micros((PIECE * 1_000_000 / RATE) as u64));
+    pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while let Ok(read @ 1..) = from.read(&mut piece).await {
         if to.write_all(&piece[..read]).await.is_err() {
             return;
         }
-        tokio::time::sleep(Duration::from_micros((read * 1_000_000 / RATE) as u64)).await;
+        pace.tick().await;
     }
 }
 

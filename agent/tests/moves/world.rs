@@ -210,15 +210,16 @@ impl World {
     ) -> v1::HostReport {
         let host = self.host(side);
         let mut last = None;
+        // A report counts for half a second.
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
         let found = tokio::time::timeout(BOUND, async {
             loop {
+                ticks.tick().await;
                 let report = host.report().await;
                 if wanted(&report) {
                     return report;
                 }
                 last = Some(report);
-                // A report counts for half a second.
-                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         });
         match found.await {

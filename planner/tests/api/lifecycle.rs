@@ -2,7 +2,7 @@
 
 use vmferry_proto::v1;
 
-use crate::bench::{Bench, definition, until};
+use crate::bench::{Bench, definition, found, until};
 use crate::world::{Pace, Silence};
 
 fn maintenance(host: &str) -> v1::MaintenanceRequest {
@@ -102,19 +102,11 @@ async fn maintenance_empties_a_host_and_brings_its_vms_back() {
         by: "alice".to_owned(),
     };
     bench.planner.complete_maintenance(asked).await.unwrap();
-    let planner = &bench.planner;
-    let back = async {
-        loop {
-            let job = planner.get_emptying(&job.id).await.unwrap();
-            if job.returns.iter().all(|one| one.state == "returned") {
-                return job;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    let bound = std::time::Duration::from_secs(20);
-    let back = tokio::time::timeout(bound, back).await;
-    let Ok(back) = back else { panic!("{:#?}", emptying(&bench, &job.id).await) };
+    let back = found(async || {
+        let job = emptying(&bench, &job.id).await;
+        job.returns.iter().all(|one| one.state == "returned").then_some(job)
+    })
+    .await;
     assert_eq!((back.state.as_str(), back.returns.len()), ("COMPLETED", 3));
     for vm in &vms {
         assert_eq!(bench.world.running(&vm.id), ["a"]);
@@ -209,11 +201,7 @@ async fn a_cordon_is_its_owners_and_ends_when_it_said() {
     let left = bench.planner.uncordon_host(open("alice")).await.unwrap();
     assert_eq!(left.cordons.iter().map(|of| of.owner.as_str()).collect::<Vec<_>>(), ["bob"]);
     assert!(!left.cordons[0].expires.is_empty());
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !host(&bench, "a").await.blockers.is_empty() {
-        assert!(tokio::time::Instant::now() < deadline);
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    found(async || host(&bench, "a").await.blockers.is_empty().then_some(())).await;
     bench.start("web1", 1, "a").await;
 }
 
@@ -350,19 +338,13 @@ async fn a_prepared_receiver_waits_while_the_link_is_busy() {
     };
     until(|| count("arm_receiver") == 3 && count("start_transfer") == 2).await;
     let planner = &bench.planner;
-    let waiting = async {
-        loop {
-            let open = v1::ListMigrationsRequest { open: true, ..Default::default() };
-            let all = planner.list_migrations(&open).await.unwrap().migrations;
-            let waits: Vec<_> =
-                all.into_iter().filter(|of| !of.waits_for_link.is_empty()).collect();
-            if !waits.is_empty() {
-                return waits;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    let waits = tokio::time::timeout(std::time::Duration::from_secs(10), waiting).await.unwrap();
+    let waits = found(async || {
+        let open = v1::ListMigrationsRequest { open: true, ..Default::default() };
+        let all = planner.list_migrations(&open).await.unwrap().migrations;
+        let waits: Vec<_> = all.into_iter().filter(|of| !of.waits_for_link.is_empty()).collect();
+        (!waits.is_empty()).then_some(waits)
+    })
+    .await;
     assert_eq!(waits.len(), 1);
     assert!(waits[0].waits_for_link.contains("2 of 2 transferring from a"), "{waits:#?}");
     assert_eq!(count("start_transfer"), 2);

@@ -62,17 +62,11 @@ async fn a_start_that_waits_is_given_up_by_a_stop_or_its_deadline() {
     assert!(late.queued.is_none() && late.power == "stopped");
     let short = v1::StartVmRequest { queue_deadline_ms: 1, ..start("short", 8) };
     bench.planner.start_vm(short).await.unwrap();
-    let planner = &bench.planner;
-    let ended = async {
-        loop {
-            let vm = planner.get_vm("short").await.unwrap();
-            if vm.queued.is_none() {
-                return vm;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    };
-    let ended = tokio::time::timeout(std::time::Duration::from_secs(10), ended).await.unwrap();
+    let ended = found(async || {
+        let vm = bench.planner.get_vm("short").await.unwrap();
+        vm.queued.is_none().then_some(vm)
+    })
+    .await;
     assert!(ended.error.starts_with("capacity_wait_expired"), "{}", ended.error);
 }
 
