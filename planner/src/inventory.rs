@@ -11,6 +11,7 @@ mod kinds;
 mod shared;
 mod shortlist;
 mod speakers;
+mod standings;
 mod steady;
 mod truth;
 
@@ -20,7 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, Semaphore};
 use tracing::{info, warn};
 use vmferry_planner_core::capacity::promised;
-use vmferry_planner_core::fleet::{Demand, Report, VmUse};
+use vmferry_planner_core::fleet::{Demand, Policy, Report, VmUse};
+use vmferry_planner_core::placement::Standing;
 use vmferry_proto::v1::{HostReport, ReportReply, VmGeneration, VmReport};
 use vmferry_types::{Bytes, HostId, Millis, Role, Timestamp, VmId};
 
@@ -32,6 +34,7 @@ pub use truth::{Doubted, EndedBy};
 use self::kinds::Kinds;
 use self::shared::{Shared, Urgency};
 use self::speakers::Speakers;
+use self::standings::Standings;
 use self::steady::Settled;
 use crate::agents::rpc::Directory;
 use crate::clock;
@@ -84,16 +87,22 @@ struct Entry {
     sequence: u64,
     /// Set while all that was said agrees with the store.
     settled: Option<Settled>,
+    /// Where it stands among all by what it last said; `None` if that cannot be read.
+    standing: Option<Standing>,
 }
 
 /// All hosts, as they introduced themselves and as they were last heard.
 #[derive(Debug)]
 pub struct Inventory {
     settings: BTreeMap<HostId, HostSettings>,
+    /// What operators say of a host that they say nothing of.
+    unsaid: HostSettings,
     directory: Arc<Directory>,
     entries: Mutex<BTreeMap<HostId, Entry>>,
     /// Locked after `entries`.
     speakers: Mutex<Speakers>,
+    /// Locked after `entries`.
+    standings: Mutex<Standings>,
     kinds: Kinds,
     newly_heard: Notify,
     /// So many reports are held against the store at once: a fleet that is heard for the first time
@@ -145,19 +154,22 @@ impl Inventory {
             let id = row.id.clone();
             entries.insert(id, Entry { row: Some(row), ..Entry::default() });
         }
-        Ok(Self::of(config.hosts.clone(), directory, entries))
+        let policy = core_policy(&config.policy);
+        Ok(Self::of((config.hosts.clone(), policy), directory, entries))
     }
 
     fn of(
-        settings: BTreeMap<HostId, HostSettings>,
+        (settings, policy): (BTreeMap<HostId, HostSettings>, Policy),
         directory: Arc<Directory>,
         entries: BTreeMap<HostId, Entry>,
     ) -> Self {
         Self {
             settings,
+            unsaid: HostSettings::default(),
             directory,
             entries: Mutex::new(entries),
             speakers: Mutex::default(),
+            standings: Mutex::new(Standings::new(policy)),
             kinds: Kinds::default(),
             newly_heard: Notify::new(),
             comparing: Semaphore::new(COMPARED_AT_ONCE),
@@ -237,6 +249,7 @@ impl Inventory {
             count_too(Arc::make_mut(&mut heard.read), &entry.arrived);
             heard.promised = promised(&heard.read);
         }
+        self.stands(host, entry);
     }
 
     /// Returns what each host last said of each VM, for those who ask about many.
@@ -503,6 +516,7 @@ impl Inventory {
         let mut entries = self.locked();
         if let Some(entry) = entries.remove(host) {
             self.speaks(host, entry.heard.as_ref().map(|heard| &*heard.report), None);
+            self.stands_no_more(&entry);
         }
     }
 
@@ -542,6 +556,7 @@ impl Inventory {
         entry.sequence = report.sequence;
         let promised = promised(&read);
         entry.heard = Some(KnownHost { read: Arc::new(read), promised, report, at: now });
+        self.stands(host, entry);
     }
 }
 

@@ -10,7 +10,7 @@ mod shortlist;
 
 pub(crate) use eligibility::incapable;
 pub use reason::{Reason, Weight};
-pub use shortlist::{Candidate, Ranking, Shortlist};
+pub use shortlist::{Candidate, Ranking, Shortlist, Standing};
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -172,9 +172,10 @@ impl NoPlacement {
 
 /// How good a host is, best first: the order of the fields is their weight.
 ///
-/// Spread, don't stack: most memory left after, then most CPU left, then most memory available
-/// right now, then the host's id, so that a tie has one answer. Memory counts in whole MiB: a few
-/// pages more are no reason to prefer a host whose CPU is short.
+/// Spread, don't stack: most free memory, then most free CPU, then most memory available right now,
+/// then the host's id, so that a tie has one answer. What a VM takes is the same everywhere, so the
+/// order is that of what it leaves, whatever its size. Memory counts in whole MiB: a few pages more
+/// are no reason to prefer a host whose CPU is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Score<'a> {
     rank: Rank,
@@ -184,20 +185,25 @@ pub(crate) struct Score<'a> {
 /// How good a host is, but for its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
-    remaining_memory_mib: Reverse<u64>,
-    remaining_cpu: Reverse<MilliCpu>,
+    free_memory_mib: Reverse<u64>,
+    free_cpu: Reverse<MilliCpu>,
     available_memory: Reverse<Bytes>,
 }
 
-impl<'a> Score<'a> {
-    /// Scores a host by what a VM would leave of it.
-    pub(crate) fn of(host: &'a HostId, left: (Bytes, MilliCpu), available: Bytes) -> Self {
-        let rank = Rank {
-            remaining_memory_mib: Reverse(left.0.value() >> 20),
-            remaining_cpu: Reverse(left.1),
+impl Rank {
+    fn of(free: (Bytes, MilliCpu), available: Bytes) -> Self {
+        Self {
+            free_memory_mib: Reverse(free.0.value() >> 20),
+            free_cpu: Reverse(free.1),
             available_memory: Reverse(available),
-        };
-        Self { rank, host }
+        }
+    }
+}
+
+impl<'a> Score<'a> {
+    /// Scores a host by what is free there.
+    pub(crate) fn of(host: &'a HostId, free: (Bytes, MilliCpu), available: Bytes) -> Self {
+        Self { rank: Rank::of(free, available), host }
     }
 
     /// Returns the host.
@@ -292,11 +298,9 @@ fn consider<'a>(fleet: &Fleet, host: &'a Host, request: &Request) -> Result<Fit<
             .flat_map(|figures| no_room((figures.free_memory, figures.free_cpu), request.demand)),
     );
     let Some(figures) = figures.filter(|_| reasons.is_empty()) else { return Err(reasons) };
-    let left = (
-        figures.free_memory.less(request.demand.memory),
-        figures.free_cpu.less(request.demand.cpu),
-    );
-    Ok(Fit { score: Score::of(&host.id, left, figures.available_memory), left })
+    let free = (figures.free_memory, figures.free_cpu);
+    let left = (free.0.less(request.demand.memory), free.1.less(request.demand.cpu));
+    Ok(Fit { score: Score::of(&host.id, free, figures.available_memory), left })
 }
 
 /// Returns what a demand is short of where so much is free. An exact fit fits.

@@ -184,6 +184,7 @@ impl Inventory {
             let since = known.get(id).is_none_or(|known| known.as_ref() != boot);
             let stays = since || read.contains(id);
             if !stays {
+                self.stands_no_more(entry);
                 self.speaks(id, entry.heard.as_ref().map(|heard| &*heard.report), None);
             }
             stays
@@ -256,6 +257,9 @@ impl Inventory {
 mod tests {
     use std::sync::Arc;
 
+    use vmferry_planner_core::fleet::Policy;
+    use vmferry_types::{Millis, Percent};
+
     use super::*;
 
     fn row(host: &str, boot_id: &str) -> HostRow {
@@ -276,7 +280,16 @@ mod tests {
 
     #[test]
     fn a_host_that_introduces_itself_while_all_are_read_stays() {
-        let inventory = Inventory::of(BTreeMap::new(), Arc::default(), BTreeMap::new());
+        let policy = Policy {
+            reserve_memory: Percent::new(0).unwrap(),
+            reserve_cpu: Percent::new(0).unwrap(),
+            cpu_overcommit_percent: 100,
+            report_max_age: Millis(1),
+            inbound_max: 1,
+            outbound_max: 1,
+        };
+        let settings = (BTreeMap::new(), policy);
+        let inventory = Inventory::of(settings, Arc::default(), BTreeMap::new());
         for host in ["a", "deleted", "back"] {
             introduce(&inventory, row(host, "boot"));
         }

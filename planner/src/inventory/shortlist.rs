@@ -2,9 +2,11 @@
 
 use vmferry_planner_core::fleet::{Availability, Fleet, Policy};
 use vmferry_planner_core::placement::{Candidate, Ranking, Request, Shortlist};
-use vmferry_types::Timestamp;
+use std::sync::PoisonError;
 
-use super::Inventory;
+use vmferry_types::{HostId, Timestamp};
+
+use super::{Entry, Inventory};
 use super::fleet::{Stored, availability};
 use crate::config::HostSettings;
 use crate::store::{Store, StoreError};
@@ -37,22 +39,28 @@ impl Inventory {
         (policy, request): (Policy, &Request),
         now: Timestamp,
     ) -> (Fleet, Shortlist) {
-        let unsaid = HostSettings::default();
         let entries = self.locked();
         let list = if let Some(asked) = &request.destination {
-            Shortlist::only(asked.clone())
+            Shortlist::only(asked.clone(), request.demand)
         } else {
             let mut ranking = Ranking::new(request, &policy, now);
-            for (host, entry) in entries.iter().filter(|(_, entry)| entry.row.is_some()) {
-                let Some(heard) = &entry.heard else { continue };
-                let Some(promised) = heard.promised else { continue };
-                let connected = availability(Some(heard), &policy, now) == Availability::Connected;
-                if !connected || stored.closes(host, &policy) {
-                    continue;
+            let standings = self.standings.lock().unwrap_or_else(PoisonError::into_inner);
+            match standings.by(&policy) {
+                Some(best_first) => {
+                    for host in best_first {
+                        let found = entries.get_key_value(host);
+                        let found = found.and_then(|found| self.candidate(found, &stored, (&policy, now)));
+                        found.into_iter().for_each(|candidate| ranking.offer(candidate));
+                        if ranking.found() > HOSTS_MAX {
+                            break;
+                        }
+                    }
                 }
-                let HostSettings { cluster, labels } = self.settings.get(host).unwrap_or(&unsaid);
-                let report = &heard.read;
-                ranking.offer(Candidate { host, cluster, labels, report, promised });
+                // A plan keeps reserves of its own: its order is another one.
+                None => entries
+                    .iter()
+                    .filter_map(|found| self.candidate(found, &stored, (&policy, now)))
+                    .for_each(|candidate| ranking.offer(candidate)),
             }
             ranking.best(HOSTS_MAX)
         };
@@ -69,5 +77,23 @@ impl Inventory {
         });
         let hosts = hosts.collect();
         (Fleet { now, policy, hosts }, list)
+    }
+
+    /// Returns what is known of a host without the store's word on its VMs; `None` if it takes none now.
+    fn candidate<'a>(
+        &'a self,
+        (host, entry): (&'a HostId, &'a Entry),
+        stored: &Stored,
+        (policy, now): (&Policy, Timestamp),
+    ) -> Option<Candidate<'a>> {
+        entry.row.as_ref()?;
+        let heard = entry.heard.as_ref()?;
+        let promised = heard.promised?;
+        let connected = availability(Some(heard), policy, now) == Availability::Connected;
+        if !connected || stored.closes(host, policy) {
+            return None;
+        }
+        let HostSettings { cluster, labels } = self.settings.get(host).unwrap_or(&self.unsaid);
+        Some(Candidate { host, cluster, labels, report: &heard.read, promised })
     }
 }

@@ -91,8 +91,7 @@ impl<'a> Rooms<'a> {
                         rejected.push(short(room.host, &mut room.short, unsuited.as_ref(), asked));
                         continue;
                     }
-                    let after = left.less(demand);
-                    let score = Score::of(&room.host.id, (after.memory, after.cpu), *available);
+                    let score = Score::of(&room.host.id, (left.memory, left.cpu), *available);
                     if best.as_ref().is_none_or(|(best, _)| score < *best) {
                         best = Some((score, left));
                     }

@@ -48,12 +48,37 @@ enum Suits {
     No,
 }
 
+/// How good a host is for any VM by its report alone, best first. Who keeps hosts in this order finds
+/// the best for a VM at its beginning.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Standing {
+    rank: Rank,
+    host: HostId,
+}
+
+impl Standing {
+    /// Ranks a host by what it last said, and by what the VMs of that are promised together.
+    #[must_use]
+    pub fn of(host: &HostId, (report, promised): (&Report, Demand), policy: &Policy) -> Self {
+        let rank = Rank::of(free(report, policy, promised), report.available_memory);
+        Self { rank, host: host.clone() }
+    }
+
+    /// Returns the host.
+    #[must_use]
+    pub const fn host(&self) -> &HostId {
+        &self.host
+    }
+}
+
 /// The best hosts of a ranking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortlist {
     hosts: Vec<HostId>,
+    /// What is asked for.
+    demand: Demand,
     /// The best of those that were left out.
-    next: Option<(Rank, HostId)>,
+    next: Option<Standing>,
 }
 
 impl<'a> Ranking<'a> {
@@ -75,11 +100,9 @@ impl<'a> Ranking<'a> {
             return;
         }
         let (memory, cpu) = free(report, self.policy, promised);
-        let Demand { memory: wanted, cpu: wanted_cpu } = request.demand;
         let room = no_room((memory, cpu), request.demand).is_empty();
         if room && self.suits(&report.capabilities) == Suits::Yes {
-            let left = (memory.less(wanted), cpu.less(wanted_cpu));
-            self.scores.push(Score::of(host, left, report.available_memory));
+            self.scores.push(Score::of(host, (memory, cpu), report.available_memory));
         }
     }
 
@@ -107,25 +130,32 @@ impl<'a> Ranking<'a> {
         suits
     }
 
+    /// Returns how many of the hosts that were offered can take the VM as far as is known. Of hosts
+    /// that are offered best first, no more than one past those that are wanted needs to be found.
+    #[must_use]
+    pub const fn found(&self) -> usize {
+        self.scores.len()
+    }
+
     /// Returns the `count` best hosts.
     #[must_use]
     pub fn best(mut self, count: usize) -> Shortlist {
-        let owned = |score: &Score<'_>| (score.rank, score.host.clone());
+        let owned = |score: &Score<'_>| Standing { rank: score.rank, host: score.host.clone() };
         let next = (count < self.scores.len()).then(|| {
             let (_, next, _) = self.scores.select_nth_unstable(count);
             owned(next)
         });
         self.scores.truncate(count);
         let hosts = self.scores.iter().map(|score| score.host.clone()).collect();
-        Shortlist { hosts, next }
+        Shortlist { hosts, demand: self.request.demand, next }
     }
 }
 
 impl Shortlist {
-    /// Returns a list of the one host that was asked for.
+    /// Returns a list of the one host that was asked for, and of how much.
     #[must_use]
-    pub fn only(host: HostId) -> Self {
-        Self { hosts: vec![host], next: None }
+    pub fn only(host: HostId, demand: Demand) -> Self {
+        Self { hosts: vec![host], demand, next: None }
     }
 
     /// Returns the hosts, in no order.
@@ -138,10 +168,13 @@ impl Shortlist {
     /// found among all.
     #[must_use]
     pub fn decides(&self, fleet: &Fleet, found: &Placement) -> bool {
-        let Some((rank, host)) = &self.next else { return true };
+        let Some(Standing { rank, host }) = &self.next else { return true };
         let report = fleet.hosts.get(&found.host).and_then(|host| host.report.as_deref());
         let Some(report) = report else { return false };
-        let left = (found.remaining_memory, found.remaining_cpu);
-        Score::of(&found.host, left, report.available_memory) < Score { rank: *rank, host }
+        let free = (
+            found.remaining_memory.plus(self.demand.memory),
+            found.remaining_cpu.plus(self.demand.cpu),
+        );
+        Score::of(&found.host, free, report.available_memory) < Score { rank: *rank, host }
     }
 }

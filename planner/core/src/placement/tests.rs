@@ -401,6 +401,31 @@ fn any_request() -> impl Strategy<Value = Request> {
     })
 }
 
+fn sorted(hosts: &[HostId]) -> BTreeSet<&HostId> {
+    hosts.iter().collect()
+}
+
+/// The same, of hosts in the order of their standing, up to one past those that are wanted.
+fn shortlist_in_order(fleet: &Fleet, asking: &Request, count: usize) -> Shortlist {
+    let standing = |host: &Host| {
+        let report = host.report.as_deref()?;
+        Some(Standing::of(&host.id, (report, promised(report)?), &fleet.policy))
+    };
+    let in_order: BTreeSet<Standing> = fleet.hosts.values().filter_map(standing).collect();
+    let mut ranking = Ranking::new(asking, &fleet.policy, fleet.now);
+    for standing in &in_order {
+        if ranking.found() > count {
+            break;
+        }
+        let Some(host) = fleet.hosts.get(standing.host()) else { continue };
+        let Some(report) = host.report.as_deref() else { continue };
+        let Some(promised) = promised(report) else { continue };
+        let HostPolicy { cluster, labels, .. } = &host.policy;
+        ranking.offer(Candidate { host: &host.id, cluster, labels, report, promised });
+    }
+    ranking.best(count)
+}
+
 /// Ranks the hosts as a planner does that knows nothing but what they report.
 fn shortlist(fleet: &Fleet, asking: &Request, count: usize) -> Shortlist {
     let mut ranking = Ranking::new(asking, &fleet.policy, fleet.now);
@@ -424,6 +449,8 @@ proptest! {
         // Hosts may speak of the first eight.
         asking.vm = VmId::from_u128(vm);
         let list = shortlist(&fleet, &asking, count);
+        let in_order = shortlist_in_order(&fleet, &asking, count);
+        prop_assert_eq!(sorted(in_order.hosts()), sorted(list.hosts()));
         let speaks = |host: &Host| {
             let vms = host.report.as_ref().and_then(|report| report.vms.as_ref());
             vms.is_some_and(|vms| vms.contains_key(&asking.vm))
