@@ -6,6 +6,7 @@ use std::time::Duration;
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_tls::{Expected, Role};
+use vmferry_types::{Millis, spread};
 
 use crate::agent::Agent;
 use crate::report;
@@ -79,12 +80,18 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
                 Reached::Lost
             }
         };
-        tokio::time::sleep(GAP.min(interval)).await;
+        let turn = spread(millis(interval), &report.agent_instance, report.sequence);
+        let turn = Duration::from_millis(turn.value());
+        tokio::time::sleep(GAP.min(turn)).await;
         tokio::select! {
-            () = tokio::time::sleep(interval.saturating_sub(GAP)) => {}
+            () = tokio::time::sleep(turn.saturating_sub(GAP)) => {}
             _ = changes.changed() => tokio::time::sleep(SETTLE).await,
         }
     }
+}
+
+fn millis(time: Duration) -> Millis {
+    Millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Says why a call failed: what the transport met is only in the causes.

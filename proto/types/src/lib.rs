@@ -11,11 +11,13 @@ pub mod fence;
 pub mod id;
 pub mod overhead;
 pub mod ownership;
+pub mod spread;
 pub mod state;
 pub mod units;
 
 pub use fence::{Fence, FenceRefusal};
 pub use id::{DrainId, HostId, InvalidId, JobId, MigrationId, RequestId, VmId};
 pub use ownership::{Claim, Generation, Seq, Step};
+pub use spread::spread;
 pub use state::{Method, MigrationType, PhaseLabel, PowerState, Role, UserState};
 pub use units::{Bytes, BytesPerSec, MilliCpu, Millis, Percent, Timestamp};

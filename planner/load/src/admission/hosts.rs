@@ -16,6 +16,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use vmferry_proto::v1;
+use vmferry_types::{Millis, spread};
 
 use crate::console::complain;
 
@@ -255,6 +256,8 @@ async fn keep_reporting(hosts: &Hosts, host: usize, channel: Channel, interval: 
     let mut client = tonic::client::Grpc::new(channel);
     let Some(own) = hosts.all.get(host) else { return };
     let mut due = Instant::now();
+    let period = Millis(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX));
+    let (who, mut turn) = (name(host), 0);
     let mut first = true;
     loop {
         let request = tonic::Request::new(hosts.next(host));
@@ -272,7 +275,9 @@ async fn keep_reporting(hosts: &Hosts, host: usize, channel: Channel, interval: 
             Ok(reply) => complain(&format!("{}: {}", name(host), reply.get_ref().refused)),
             Err(status) => complain(&format!("{}: {status}", name(host))),
         }
-        due += interval;
+        // As agents do, so that a crowd does not stay one.
+        turn += 1;
+        due += Duration::from_millis(spread(period, &who, turn).value());
         let now = Instant::now();
         if due < now {
             hosts.late.fetch_add(1, Ordering::Relaxed);
