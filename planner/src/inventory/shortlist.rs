@@ -1,13 +1,13 @@
 //! The few hosts among which a VM's place is, as they are now.
 
+use std::sync::PoisonError;
 use vmferry_planner_core::fleet::{Availability, Fleet, Policy};
 use vmferry_planner_core::placement::{Candidate, Ranking, Request, Shortlist};
-use std::sync::PoisonError;
 
 use vmferry_types::{HostId, Timestamp};
 
-use super::{Entry, Inventory};
 use super::fleet::{Stored, availability};
+use super::{Entry, Inventory};
 use crate::config::HostSettings;
 use crate::store::{Store, StoreError};
 
@@ -49,7 +49,8 @@ impl Inventory {
                 Some(best_first) => {
                     for host in best_first {
                         let found = entries.get_key_value(host);
-                        let found = found.and_then(|found| self.candidate(found, &stored, (&policy, now)));
+                        let found =
+                            found.and_then(|found| self.candidate(found, &stored, (&policy, now)));
                         found.into_iter().for_each(|candidate| ranking.offer(candidate));
                         if ranking.found() > HOSTS_MAX {
                             break;
