@@ -30,6 +30,8 @@ mod postcopy;
 mod protect;
 mod release;
 mod resume;
+mod shut_down;
+mod stand;
 mod start;
 mod stop;
 mod transfer;
@@ -68,6 +70,8 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::ShutDownGuest(_) => "shut_down_guest",
+        Action::StartReceiver(_) => "start_receiver",
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
@@ -105,6 +109,8 @@ pub(crate) fn check_knowledge(action: &Action, sight: &Sight) -> Result<(), Comm
             | Action::StartPostcopy(_)
             | Action::ResumeTransfer(_)
             | Action::SetLimits(_)
+            | Action::ShutDownGuest(_)
+            | Action::StartReceiver(_)
             | Action::HoldGuest(_),
         ) => Err(CommandError::Unresponsive(sight.trouble.clone())),
     }
@@ -132,6 +138,8 @@ pub(crate) async fn run(
         Action::KillSource(kill) => kill::run(lane, fence, &kill).await,
         Action::ForgetVm(v1::ForgetVm {}) => forget::run(lane),
         Action::HoldGuest(v1::HoldGuest {}) => hold::run(lane, fence).await,
+        Action::ShutDownGuest(v1::ShutDownGuest {}) => shut_down::run(lane, fence).await,
+        Action::StartReceiver(start) => stand::run(lane, fence, start).await,
         Action::StartPostcopy(v1::StartPostcopy {}) => postcopy::run(lane, fence).await,
         Action::RecoverReceiver(v1::RecoverReceiver {}) => mend::recover(lane, fence).await,
         Action::ResumeTransfer(resume) => mend::resume(lane, &resume).await,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use vmferry_agent_core::capabilities;
-use vmferry_agent_core::definition::Definition;
+use vmferry_agent_core::definition::{Definition, Sharing};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, VmId};
 
@@ -120,12 +120,34 @@ pub(crate) async fn startable(
     blockers.found
 }
 
+/// Returns what keeps a VM from being booted here that was shut down, or stopped, elsewhere.
+pub(crate) async fn bootable(
+    agent: &Agent,
+    vm: &Definition,
+    resolved_machine: &str,
+) -> Vec<v1::Blocker> {
+    let mut blockers = Blockers::of(agent, startable(agent, vm, resolved_machine).await);
+    for disk in vm.disks.iter().filter(|disk| disk.sharing == Sharing::Local) {
+        blockers.add(
+            "disk_not_shared",
+            format!(
+                "disk {} is not shared, and what {} is here is not it; put it on storage that both hosts have",
+                disk.id, disk.path
+            ),
+        );
+    }
+    blockers.found
+}
+
 /// Returns what keeps a VM from being received here.
 pub(crate) async fn receivable(
     agent: &Agent,
     vm: &Definition,
     source: &v1::SourceDescription,
 ) -> Vec<v1::Blocker> {
+    if source.from_disks {
+        return bootable(agent, vm, &source.resolved_machine).await;
+    }
     let mut found = source.blockers.clone();
     found.extend(startable(agent, vm, &source.resolved_machine).await);
     let mut blockers = Blockers::of(agent, found);

@@ -239,6 +239,7 @@ pub(crate) async fn source(
         blockers,
         run_state: status.status.label().to_owned(),
         cpu_features: shape.cpu_features.into_iter().collect(),
+        from_disks: false,
         tls_host: agent.tls_host(),
     })
 }

@@ -1,6 +1,6 @@
 //! An observation: the journal's word and what is seen, in the words of the wire.
 
-use vmferry_agent_core::journal::{GoneKind, Order, Part, VmRecord};
+use vmferry_agent_core::journal::{Arrival, GoneKind, Order, Part, VmRecord};
 use vmferry_agent_core::outgoing::{self, Sending};
 use vmferry_agent_core::tuning::Throttle;
 use vmferry_proto::v1;
@@ -112,6 +112,8 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
         disks_active: sight.disks == Disks::Active && sight.running(),
         switched_off: switched_off(record),
         waits_at: None,
+        shutdown_asked: shutdown_asked(record),
+        ready: ready(record),
     }
 }
 
@@ -122,15 +124,30 @@ pub(crate) fn of(agent: &Agent, record: &VmRecord, sight: &Sight) -> v1::VmObser
 pub(crate) fn role(record: &VmRecord, sight: &Sight) -> Role {
     let never = sight.gone.as_ref().is_some_and(|gone| gone.kind == GoneKind::NeverStarted);
     match &record.part {
-        Part::Receiver { incoming, .. } if sight.gone.is_some() && incoming.port.is_none() => {
-            Role::Absent
-        }
+        Part::Receiver { incoming, .. } if sight.gone.is_some() && !incoming.told() => Role::Absent,
         Part::Running { .. } if never => Role::Stopped,
         // QEMU let it go on by itself after the order: it does not stand still.
         Part::Running { .. } if sight.running() => Role::Running,
         Part::Absent | Part::Stopped { .. } | Part::Running { .. } | Part::Receiver { .. } => {
             record.role()
         }
+    }
+}
+
+/// Says whether the guest was asked to turn itself off for the admission that is open.
+fn shutdown_asked(record: &VmRecord) -> bool {
+    let Part::Running { leaving, .. } = &record.part else { return false };
+    leaving.is_some() && *leaving == record.fence.migration
+}
+
+/// Says whether what is to start here, or to be here stopped, needs nothing more.
+fn ready(record: &VmRecord) -> bool {
+    match &record.part {
+        Part::Receiver { incoming, .. } => incoming.arrives == Arrival::Stands,
+        Part::Stopped { brought_by, .. } => {
+            brought_by.is_some() && *brought_by == record.fence.migration
+        }
+        Part::Absent | Part::Running { .. } => false,
     }
 }
 
@@ -282,6 +299,7 @@ mod tests {
                 migration: MigrationId::from_u128(1),
                 port,
                 carries: vmferry_agent_core::capabilities::Carries::Whole,
+                arrives: Arrival::Streamed,
                 cont: Continued::Never,
             },
         };

@@ -29,6 +29,8 @@ pub(crate) fn check(agent: &Agent, fence: &Fence, action: &Action) -> Result<(),
 const fn lets_run(action: &Action) -> bool {
     match action {
         Action::StartVm(_)
+        | Action::StartReceiver(_)
+        | Action::ShutDownGuest(_)
         | Action::ArmReceiver(_)
         | Action::StartTransfer(_)
         | Action::OrderSwitchover(_)

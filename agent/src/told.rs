@@ -126,7 +126,7 @@ mod tests {
         let (generation, claim) = counters(generation, claim);
         record.fence.claim(MigrationId::from_u128(1), generation, claim);
         let defined = Defined { text: String::new(), resolved_machine: String::new() };
-        record.part = Part::Stopped { defined };
+        record.part = Part::Stopped { defined, brought_by: None };
         record
     }
 

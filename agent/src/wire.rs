@@ -70,6 +70,8 @@ pub(crate) fn check(action: &Action) -> Result<(), CommandError> {
         | Action::StartPostcopy(_)
         | Action::RecoverReceiver(_)
         | Action::ResumeTransfer(_)
+        | Action::ShutDownGuest(_)
+        | Action::StartReceiver(_)
         | Action::HoldGuest(_) => return Ok(()),
     };
     for (field, value, max) in [

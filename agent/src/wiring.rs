@@ -16,7 +16,7 @@ pub(crate) async fn of(shared: &Shared) -> Result<v1::VmPorts, CommandError> {
     let sight = shared.sight.borrow().clone();
     let (defined, process) = match &record.part {
         Part::Absent => (None, None),
-        Part::Stopped { defined } => (Some(defined), None),
+        Part::Stopped { defined, .. } => (Some(defined), None),
         Part::Running { defined, process, .. } | Part::Receiver { defined, process, .. } => {
             (Some(defined), Some(process))
         }

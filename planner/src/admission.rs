@@ -12,7 +12,7 @@ use vmferry_planner_core::placement::{
     Needs, NoPlacement, Placement, Refused as NotPlaced, Rejected, Request, place, reasons_against,
 };
 use vmferry_proto::v1::{self, SourceDescription};
-use vmferry_types::{Bytes, HostId, MilliCpu, Percent, VmId};
+use vmferry_types::{Bytes, HostId, Method, MilliCpu, Percent, VmId};
 
 use crate::agents::AgentError;
 use crate::clock;
@@ -40,7 +40,7 @@ pub enum Found {
     },
 }
 
-/// Looks for a destination for a running VM.
+/// Looks for a destination for a VM.
 ///
 /// # Errors
 ///
@@ -50,9 +50,15 @@ pub async fn destination(
     vm: &VmRow,
     source: &HostId,
     asked: Option<&HostId>,
-    sake: &Sake,
+    (method, sake): (Method, &Sake),
 ) -> Result<Found, StoreError> {
-    let (description, own) = match describe(planner, vm.id, source).await {
+    let described = match method {
+        Method::Precopy | Method::Postcopy | Method::Snapshot | Method::DiskCopy => {
+            describe(planner, vm.id, source).await
+        }
+        Method::Cold => described_by_definition(vm),
+    };
+    let (description, own) = match described {
         Ok(described) => described,
         Err(blockers) => return Ok(Found::Never { blockers }),
     };
@@ -309,6 +315,39 @@ pub(crate) async fn describe(
     Ok((description, deduplicated(blockers)))
 }
 
+/// Describes a VM of which nothing is sent: it is started at its destination from its definition.
+fn described_by_definition(vm: &VmRow) -> Result<(SourceDescription, Vec<Blocker>), Vec<Blocker>> {
+    let outline = Outline::read(&vm.definition).map_err(|error| {
+        vec![Blocker {
+            code: "no_definition".to_owned(),
+            message: format!("the definition of VM {} cannot be read: {error}", vm.name),
+            host: None,
+        }]
+    })?;
+    let resolved = &vm.resolved_machine;
+    let description = SourceDescription {
+        vm_id: vm.id.to_string(),
+        vm_name: vm.name.clone(),
+        definition: vm.definition.clone(),
+        resolved_machine: if resolved.is_empty() { outline.machine } else { resolved.clone() },
+        accelerator: outline.accelerator,
+        cpu_model: outline.cpu_model,
+        disks: outline
+            .shared_paths
+            .into_iter()
+            .map(|path| v1::Disk { path, shared: true, ..v1::Disk::default() })
+            .collect(),
+        nics: outline
+            .bridges
+            .into_iter()
+            .map(|bridge| v1::Nic { bridge, ..v1::Nic::default() })
+            .collect(),
+        from_disks: true,
+        ..SourceDescription::default()
+    };
+    Ok((description, Vec::new()))
+}
+
 /// Asks a host what keeps it from receiving a VM.
 pub(crate) async fn check(
     planner: &Planner,
@@ -413,7 +452,8 @@ pub(crate) fn needs_of_running(
             .heard(source)
             .and_then(|heard| said(&heard.read.capabilities.architecture)),
         accelerator: said(&description.accelerator),
-        machine_type: said(&description.resolved_machine),
+        machine_type: said(&description.resolved_machine)
+            .filter(|machine| !description.from_disks || is_versioned(machine)),
         cpu_model: model_of(&description.cpu_model),
         bridges: description
             .nics

@@ -155,6 +155,8 @@ pub struct MigrationDefaults {
     pub stall_limit: Duration,
     /// Past it, after the order, an unfinished switchover is in doubt.
     pub switchover_limit: Duration,
+    /// How long a guest that is to be shut down for its move has to turn itself off.
+    pub shutdown_limit: Duration,
     /// Whether QEMU may slow the guest down so that it converges.
     pub auto_converge: bool,
     /// What may be done if the live transfer is refused.
@@ -257,6 +259,7 @@ struct RawMigration {
     transfer_timeout: String,
     stall_limit: String,
     switchover_limit: String,
+    shutdown_limit: String,
     auto_converge: bool,
     downgrade: String,
     not_converging: String,
@@ -271,6 +274,7 @@ impl Default for RawMigration {
             transfer_timeout: "1h".to_owned(),
             stall_limit: "30s".to_owned(),
             switchover_limit: "30s".to_owned(),
+            shutdown_limit: "2m".to_owned(),
             auto_converge: false,
             downgrade: Downgrade::Never.label().to_owned(),
             not_converging: NotConverging::Abort.label().to_owned(),
@@ -436,11 +440,14 @@ impl RawMigration {
             transfer_timeout: duration("migration.transfer_timeout", &self.transfer_timeout)?,
             stall_limit: duration("migration.stall_limit", &self.stall_limit)?,
             switchover_limit: duration("migration.switchover_limit", &self.switchover_limit)?,
+            shutdown_limit: duration("migration.shutdown_limit", &self.shutdown_limit)?,
             auto_converge: self.auto_converge,
-            downgrade: Downgrade::from_label(&self.downgrade).ok_or_else(|| {
-                let problem = format!("`{}` is none of never, snapshot", self.downgrade);
-                invalid("migration.downgrade", problem)
-            })?,
+            downgrade: Downgrade::from_label(&self.downgrade)
+                .filter(|of| of.may_be_default())
+                .ok_or_else(|| {
+                    let problem = format!("`{}` is none of never, snapshot", self.downgrade);
+                    invalid("migration.downgrade", problem)
+                })?,
             not_converging: NotConverging::from_label(&self.not_converging).ok_or_else(|| {
                 let problem =
                     format!("`{}` is none of {}", self.not_converging, NotConverging::LABELS);

@@ -133,6 +133,8 @@ fn point(migration: &Migration) -> &'static str {
         }
         Phase::Admitted { stage: Stage::Waiting { .. }, .. } => "waiting",
         Phase::Admitted { stage: Stage::Parting { .. }, .. } => "parting",
+        Phase::Admitted { stage: Stage::ShuttingDown, .. } => "shutting_down",
+        Phase::Captured { switchover: Switchover::Down { .. }, .. } => "down",
         Phase::Admitted { stage: Stage::Recalling { .. }, .. } => "recalling",
         Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "clearing_live",
         Phase::Captured { switchover: Switchover::Held { .. }, .. } => "held",

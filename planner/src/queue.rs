@@ -169,7 +169,8 @@ async fn try_admit(planner: &Arc<Planner>, row: MigrationRow) -> Result<(), Stor
     let Some(vm) = planner.store().vm(row.migration.vm).await? else { return Ok(()) };
     let asked = row.migration.terms.asked_destination.as_ref();
     let sake = &row.notes.sake;
-    match admission::destination(planner, &vm, &row.migration.source, asked, sake).await? {
+    let how = (row.migration.method, sake);
+    match admission::destination(planner, &vm, &row.migration.source, asked, how).await? {
         Found::Destination(grant) => {
             planner.parts.faults.pass("before_commit", "admitted").await;
             match planner.store().grant(&row, &grant, clock::now_us()).await? {

@@ -34,6 +34,7 @@ pub fn note(entry: &Entry) -> String {
         Event::ReceiverArmed { listener } => {
             format!("the receiver listens on {}:{}", listener.address, listener.port)
         }
+        Event::SourceShutDown { .. } => "the guest is off, its disks are closed".to_owned(),
         Event::SourceHeld => "the guest is held still while its memory crosses".to_owned(),
         Event::PostcopyDue { verdict } => match verdict {
             Some(verdict) => format!("goes on as postcopy instead of precopy: {verdict}"),
@@ -74,6 +75,7 @@ pub fn note(entry: &Entry) -> String {
         | Event::TransferFailed { .. }
         | Event::SourceRunsAgain { .. }
         | Event::TransferTimedOut
+        | Event::ShutdownRefused
         | Event::DecidedBack
         | Event::DecidedForward
         | Event::SourceGone { .. }
@@ -105,6 +107,7 @@ fn downgrade(after: &Migration) -> Option<String> {
         Stage::Waiting { .. }
         | Stage::Transferring { .. }
         | Stage::Parting { .. }
+        | Stage::ShuttingDown
         | Stage::Holding { .. } => None,
     }
 }

@@ -14,6 +14,7 @@ use crate::pki::Wire;
 use crate::planners::Store;
 
 pub mod cancel;
+pub mod cold;
 pub mod crash;
 pub mod death;
 pub mod declared;
@@ -157,6 +158,7 @@ pub fn all() -> Vec<Case> {
         fence::cases(),
         hold::cases(),
         held::cases(),
+        cold::cases(),
         partition::cases(),
         postcopy::cases(),
         records::cases(),

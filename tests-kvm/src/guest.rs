@@ -70,6 +70,15 @@ pub enum Sharing {
     Local,
 }
 
+/// Whether a guest heeds its power button.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Button {
+    /// It turns itself off.
+    Heeded,
+    /// It runs on.
+    Ignored,
+}
+
 /// A guest to be defined.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
@@ -83,6 +92,8 @@ pub struct GuestSpec {
     pub memory_mib: u32,
     /// What it does with its memory.
     pub load: Load,
+    /// Whether it heeds its power button; the Linux guest does.
+    pub button: Button,
     /// Its disk.
     pub disk: Option<GuestDisk>,
     /// Its address on the guests' network; `None` for no NIC.
@@ -103,6 +114,7 @@ impl GuestSpec {
             machine: "q35",
             memory_mib: 64,
             load: Load::Light,
+            button: Button::Heeded,
             disk: None,
             address: None,
             extra_toml: String::new(),
@@ -229,7 +241,11 @@ impl GuestSpec {
             Load::Light => (10 * MIB, 64),
             Load::Busy | Load::Filled { .. } => (26 * MIB, 256),
         };
-        let parameters = [2 * MIB, range_end, pages_per_tick, 1, 11_932, 5];
+        let button = match self.button {
+            Button::Heeded => 1,
+            Button::Ignored => 0,
+        };
+        let parameters = [2 * MIB, range_end, pages_per_tick, 1, 11_932, 5, button];
         for (at, value) in parameters.into_iter().enumerate() {
             let offset = ROM_PARAMETERS + at * 4;
             image[offset..offset + 4].copy_from_slice(&value.to_le_bytes());

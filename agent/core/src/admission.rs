@@ -15,6 +15,11 @@ impl VmRecord {
         let begun = match &self.part {
             Part::Receiver { incoming, .. } => Some(incoming.migration),
             Part::Running { held: Some(hold), .. } => Some(hold.migration),
+            Part::Running { held: None, outgoing, leaving: Some(leaving), .. }
+                if outgoing.as_ref().is_none_or(|sent| sent.migration != *leaving) =>
+            {
+                Some(*leaving)
+            }
             Part::Running { held: None, outgoing: Some(sent), .. } => {
                 match (&sent.order, sent.issue) {
                     (Order::Handed, _) | (Order::Open, Issue::Intended | Issue::Accepted) => {
@@ -24,9 +29,8 @@ impl VmRecord {
                     | (Order::GaveUp { .. } | Order::TakenBack { .. }, _) => None,
                 }
             }
-            Part::Running { held: None, outgoing: None, .. }
-            | Part::Stopped { .. }
-            | Part::Absent => None,
+            Part::Running { held: None, outgoing: None, .. } | Part::Absent => None,
+            Part::Stopped { brought_by, .. } => *brought_by,
         };
         begun.or_else(|| self.unused_claim())
     }
@@ -90,15 +94,25 @@ mod tests {
             parting: Parting::No,
             order,
         });
-        let part =
-            Part::Running { defined: defined(), process: process(ONE), outgoing, held: None };
+        let part = Part::Running {
+            defined: defined(),
+            process: process(ONE),
+            outgoing,
+            held: None,
+            leaving: None,
+        };
         VmRecord { part, ..claimed(TWO) }
     }
 
     #[test]
     fn a_vm_that_runs_by_the_admission_that_claimed_it_has_none_open() {
-        let part =
-            Part::Running { defined: defined(), process: process(ONE), outgoing: None, held: None };
+        let part = Part::Running {
+            defined: defined(),
+            process: process(ONE),
+            outgoing: None,
+            held: None,
+            leaving: None,
+        };
         assert_eq!(VmRecord { part: part.clone(), ..claimed(ONE) }.open_admission(), None);
         assert_eq!(VmRecord { part, ..claimed(TWO) }.open_admission(), Some(TWO));
     }
@@ -123,6 +137,7 @@ mod tests {
         let incoming = Incoming {
             migration: TWO,
             port: None,
+            arrives: crate::journal::Arrival::Streamed,
             carries: Carries::Whole,
             cont: Continued::Never,
         };

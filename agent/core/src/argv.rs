@@ -20,6 +20,8 @@ const MEMORY_SLOTS: u32 = 4;
 pub enum Purpose {
     /// To run the guest from its boot.
     Boot,
+    /// To stand still with its disks locked until the guest may be booted.
+    Stand,
     /// To receive the guest: its vCPUs stand still until they are told to run.
     Receive,
 }
@@ -68,6 +70,7 @@ pub fn argv(
     args.extend(["-nodefaults", "-no-user-config", "-display", "none"].map(str::to_owned));
     match purpose {
         Purpose::Boot => {}
+        Purpose::Stand => args.push("-S".to_owned()),
         Purpose::Receive => args.extend(["-S", "-incoming", "defer"].map(str::to_owned)),
     }
     args.extend(vm.extra_args.iter().cloned());

@@ -163,6 +163,7 @@ mod tests {
             },
             outgoing: None,
             held: None,
+            leaving: None,
         };
         record
     }

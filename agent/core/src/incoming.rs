@@ -52,6 +52,15 @@ pub fn classify(run: &RunState, seen: &MigrateInfo) -> Receiving {
     }
 }
 
+/// Says what a receiver is doing that is sent nothing: its guest is booted from its disks.
+#[must_use]
+pub fn from_disks(run: &RunState) -> Receiving {
+    if *run == RunState::PreLaunch {
+        return Receiving::Complete;
+    }
+    if *run == RunState::Running { Receiving::Running } else { Receiving::Other }
+}
+
 /// What a receiver does whose memory is still on its way.
 fn divided(run: &RunState) -> Receiving {
     // Its devices are loaded by then.

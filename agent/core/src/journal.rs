@@ -16,7 +16,7 @@ use crate::tuning::Tuned;
 /// The version that this code writes.
 ///
 /// A field that older agents do not know raises it; reading an older record must always work.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// What is written down of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +50,10 @@ pub enum Part {
     Stopped {
         /// What it is.
         defined: Defined,
+        /// The migration that brings it here, while the VM is not this host's yet. Records of
+        /// version 3 know of no such thing.
+        #[serde(default, with = "as_id_option")]
+        brought_by: Option<MigrationId>,
     },
     /// A process that runs the guest, or ran it until it was sent away.
     Running {
@@ -62,6 +66,10 @@ pub enum Part {
         /// What keeps its guest still on purpose. Records of version 1 know of no such thing.
         #[serde(default)]
         held: Option<Hold>,
+        /// The migration for whose sake the guest was asked to turn itself off. Records of version 3
+        /// know of no such thing.
+        #[serde(default, with = "as_id_option")]
+        leaving: Option<MigrationId>,
     },
     /// A process that was started to receive the guest.
     Receiver {
@@ -204,8 +212,36 @@ pub struct Incoming {
     /// Whether the guest may come before its memory.
     #[serde(default)]
     pub carries: Carries,
+    /// How the guest gets here.
+    #[serde(default)]
+    pub arrives: Arrival,
     /// Whether its guest may have run.
     pub cont: Continued,
+}
+
+impl Incoming {
+    /// Says whether anybody was told that the receiver is there.
+    #[must_use]
+    pub const fn told(&self) -> bool {
+        match self.arrives {
+            Arrival::Streamed => self.port.is_some(),
+            Arrival::FromDisks => false,
+            Arrival::Stands => true,
+        }
+    }
+}
+
+/// How a guest gets to its receiver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arrival {
+    /// Its state is sent.
+    #[default]
+    Streamed,
+    /// It was shut down, and is to be started from its disks; its QEMU is being launched.
+    FromDisks,
+    /// The same, and its QEMU stands still with the disks locked.
+    Stands,
 }
 
 /// Whether a receiver was told to let its guest run; written before QEMU hears it.
@@ -359,7 +395,7 @@ impl VmRecord {
     pub const fn defined(&self) -> Option<&Defined> {
         match &self.part {
             Part::Absent => None,
-            Part::Stopped { defined }
+            Part::Stopped { defined, .. }
             | Part::Running { defined, .. }
             | Part::Receiver { defined, .. } => Some(defined),
         }
@@ -556,6 +592,7 @@ mod tests {
                 migration: MigrationId::from_u128(2),
                 port: Some(49152),
                 carries: Carries::Whole,
+                arrives: Arrival::Streamed,
                 cont: Continued::Never,
             },
         };
@@ -582,6 +619,7 @@ mod tests {
                 order: Order::GaveUp { cause: "asked".to_owned() },
             }),
             held: None,
+            leaving: None,
         };
         for record in [VmRecord::new(VmId::from_u128(9)), receiver(), running] {
             assert_eq!(VmRecord::from_json(&record.to_json().unwrap()).unwrap(), record);
@@ -634,7 +672,7 @@ mod tests {
             parting: Parting::No,
             order: Order::Handed,
         });
-        record.part = Part::Running { defined, process, outgoing, held: None };
+        record.part = Part::Running { defined, process, outgoing, held: None, leaving: None };
         assert_eq!(record.outgoing(), None);
         assert!(record.unsettled_order().is_some(), "whoever commands now, it was handed over");
     }
@@ -663,7 +701,7 @@ mod tests {
                 parting: Parting::No,
                 order,
             });
-            record.part = Part::Running { defined, process, outgoing, held: None };
+            record.part = Part::Running { defined, process, outgoing, held: None, leaving: None };
             let read = VmRecord::from_json(&record.to_json().unwrap()).unwrap();
             assert_eq!(read.role(), role);
         }

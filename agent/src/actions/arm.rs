@@ -6,7 +6,7 @@ use vmferry_agent_core::argv::Purpose;
 use vmferry_agent_core::capabilities::{self, Carries};
 use vmferry_agent_core::compare;
 use vmferry_agent_core::definition::Definition;
-use vmferry_agent_core::journal::{Continued, Defined, GoneKind, Incoming, Part};
+use vmferry_agent_core::journal::{Arrival, Continued, Defined, GoneKind, Incoming, Part};
 use vmferry_proto::v1;
 use vmferry_qmp::command::{MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters};
 use vmferry_types::Fence;
@@ -66,6 +66,7 @@ pub(super) async fn run(
             migration: fence.migration,
             port: None,
             carries: Carries::Whole,
+            arrives: Arrival::Streamed,
             cont: Continued::Never,
         },
     };

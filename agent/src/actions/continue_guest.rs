@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vmferry_agent_core::incoming::{self, Receiving};
-use vmferry_agent_core::journal::{Continued, Part};
+use vmferry_agent_core::journal::{Arrival, Continued, Part};
 use vmferry_qmp::RunState;
 use vmferry_qmp::command::{AnnounceSelf, Cont};
 use vmferry_types::Fence;
@@ -29,7 +29,10 @@ pub(super) async fn run(lane: &mut Lane, fence: &Fence) -> Result<Outcome, Comma
     }
     let process = lane.process()?;
     let run = sight.run_state.clone().unwrap_or(RunState::Unknown(String::new()));
-    match incoming::classify(&run, &sight.migrate) {
+    let stands = lane.record.incoming().is_some_and(|of| of.arrives == Arrival::Stands);
+    let receiving =
+        if stands { incoming::from_disks(&run) } else { incoming::classify(&run, &sight.migrate) };
+    match receiving {
         Receiving::Complete | Receiving::Divided => {
             if let Part::Receiver { process, incoming, .. } = &mut lane.record.part {
                 incoming.cont = Continued::Ordered;
@@ -94,8 +97,13 @@ async fn announce(process: &crate::process::QemuProcess) -> u64 {
 }
 
 /// Says whether the guest went on here under this generation already.
-fn arrived(lane: &Lane, fence: &Fence) -> Result<bool, CommandError> {
-    match &lane.record.part {
+fn arrived(lane: &mut Lane, fence: &Fence) -> Result<bool, CommandError> {
+    match &mut lane.record.part {
+        // It is off, and this host's from here on; on the disk with the answer.
+        Part::Stopped { brought_by, .. } if *brought_by == Some(fence.migration) => {
+            *brought_by = None;
+            Ok(true)
+        }
         Part::Absent | Part::Stopped { .. } => match &lane.record.ended {
             Some(ended) if ended.migration == Some(fence.migration) => {
                 Err(CommandError::ReceiverGone(ended.gone.ended.clone()))
@@ -151,6 +159,11 @@ fn arrive(lane: &mut Lane, fence: &Fence, announced_ms: u64) {
     let mut process = process.clone();
     process.generation = fence.generation;
     process.announced_ms = announced_ms;
-    lane.record.part =
-        Part::Running { defined: defined.clone(), process, outgoing: None, held: None };
+    lane.record.part = Part::Running {
+        defined: defined.clone(),
+        process,
+        outgoing: None,
+        held: None,
+        leaving: None,
+    };
 }

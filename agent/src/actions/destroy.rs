@@ -23,7 +23,16 @@ pub(super) async fn run(
             let gone = end::never_started(lane).await?;
             // And then kept, so that whoever looks is told too: an answer alone may be overtaken by
             // what was seen before it.
-            let left = lane.record.part.clone();
+            let left = match &lane.record.part {
+                // It was brought here by the move that is undone.
+                Part::Stopped { brought_by, .. } if *brought_by == Some(fence.migration) => {
+                    Part::Absent
+                }
+                part @ (Part::Absent
+                | Part::Stopped { .. }
+                | Part::Running { .. }
+                | Part::Receiver { .. }) => part.clone(),
+            };
             end::note_end(lane, &gone, left);
             lane.persist().await?;
             return Ok(Outcome::gone(gone));

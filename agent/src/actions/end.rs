@@ -64,7 +64,7 @@ pub(crate) async fn clear(
     gone: &Gone,
 ) -> Result<(), CommandError> {
     let Some(written) = lane.record.process().cloned() else { return Ok(()) };
-    let told = lane.record.incoming().is_some_and(|incoming| incoming.port.is_some());
+    let told = lane.record.incoming().is_some_and(vmferry_agent_core::journal::Incoming::told);
     network::remove(&written.taps).await;
     note_end(lane, gone, Part::Absent);
     if !told {

@@ -83,7 +83,7 @@ pub(super) async fn launch(
 /// kernel, not read from them.
 async fn explain(vm: &Definition, purpose: Purpose, error: &LaunchError) -> CommandError {
     let held = match purpose {
-        Purpose::Boot => disks::held(vm).await,
+        Purpose::Boot | Purpose::Stand => disks::held(vm).await,
         Purpose::Receive => None,
     };
     held.unwrap_or_else(|| CommandError::Failed { operation: "launch QEMU", cause: chain(error) })

@@ -15,8 +15,12 @@ pub(super) async fn run(
     release: v1::ReleaseSource,
 ) -> Result<Outcome, CommandError> {
     match &lane.record.part {
-        Part::Absent | Part::Stopped { .. } => {
-            return end::never_started(lane).await.map(Outcome::gone);
+        Part::Absent => return end::never_started(lane).await.map(Outcome::gone),
+        // The VM is another host's, and off: its definition goes.
+        Part::Stopped { .. } => {
+            let gone = end::never_started(lane).await?;
+            end::note_end(lane, &gone, Part::Absent);
+            return Ok(Outcome::gone(gone));
         }
         Part::Receiver { .. } => {
             return Err(CommandError::wrong_state("this is a receiver, not a source"));

@@ -42,7 +42,7 @@ pub(super) async fn run(
     if lane.record.process().is_some() {
         // It is proven gone, or `already_started` would have refused.
         let left = lane.record.defined().cloned();
-        let left = left.map_or(Part::Absent, |defined| Part::Stopped { defined });
+        let left = left.map_or(Part::Absent, |defined| Part::Stopped { defined, brought_by: None });
         let gone = end::end_process(lane).await?;
         end::note_end(lane, &gone, left);
     }
@@ -54,6 +54,7 @@ pub(super) async fn run(
         process: launch::plan(lane, fence, &vm),
         outgoing: None,
         held: None,
+        leaving: None,
     };
     // The launch must be on the disk first: a QEMU that no record names could never be found.
     lane.persist().await?;

@@ -56,7 +56,7 @@ pub(super) async fn run(lane: &mut Lane, stop: &v1::StopVm) -> Result<Outcome, C
         }
     }
     let gone: Gone = end::end_process(lane).await?;
-    end::note_end(lane, &gone, Part::Stopped { defined });
+    end::note_end(lane, &gone, Part::Stopped { defined, brought_by: None });
     Ok(Outcome::gone(gone))
 }
 

@@ -8,6 +8,7 @@
 
 mod accounting;
 mod back;
+mod cold;
 mod fence;
 mod forward;
 mod held;

@@ -101,9 +101,54 @@ pub(crate) fn idle() -> Vec<u8> {
     rom
 }
 
+/// What answers the power button of machine type `pc`, as it was assembled, in real mode: the code, and
+/// its source.
+#[rustfmt::skip] // A listing.
+const HEEDING: &[(&str, &str)] = &[
+    // The power management of the PIIX4 at port 0xb000, enabled.
+    ("66b8400b0080", "movl $0x80000b40, %eax"),
+    ("baf80c", "movw $0xcf8, %dx"),
+    ("66ef", "outl %eax, %dx"),
+    ("66b801b00000", "movl $0xb001, %eax"),
+    ("bafc0c", "movw $0xcfc, %dx"),
+    ("66ef", "outl %eax, %dx"),
+    ("66b8800b0080", "movl $0x80000b80, %eax"),
+    ("baf80c", "movw $0xcf8, %dx"),
+    ("66ef", "outl %eax, %dx"),
+    ("bafc0c", "movw $0xcfc, %dx"),
+    ("ec", "inb %dx, %al"),
+    ("0c01", "orb $1, %al"),
+    ("ee", "outb %al, %dx"),
+    // Without the enable bit the press is not even recorded.
+    ("ba02b0", "movw $0xb002, %dx"),
+    ("b80001", "movw $0x100, %ax"),
+    ("ef", "outw %ax, %dx"),
+    ("", "wait:"),
+    ("ba00b0", "movw $0xb000, %dx"),
+    ("ed", "inw %dx, %ax"),
+    ("f6c401", "testb $1, %ah"),
+    ("74f7", "jz wait"),
+    // SLP_EN, type 0: off.
+    ("ba04b0", "movw $0xb004, %dx"),
+    ("b80020", "movw $0x2000, %ax"),
+    ("ef", "outw %ax, %dx"),
+    ("", "off:"),
+    ("f4", "hlt"),
+    ("ebfd", "jmp off"),
+];
+
+/// A ROM that turns itself off at its power button.
+pub(crate) fn heeding() -> Vec<u8> {
+    assembled(HEEDING)
+}
+
 /// A ROM that touches all of 64 MiB, and hands 32 MiB of it back if there is a balloon.
 pub(crate) fn touching() -> Vec<u8> {
-    let mut rom: Vec<u8> = TOUCHING
+    assembled(TOUCHING)
+}
+
+fn assembled(listing: &[(&str, &str)]) -> Vec<u8> {
+    let mut rom: Vec<u8> = listing
         .iter()
         .flat_map(|(code, _)| code.as_bytes().chunks(2))
         .map(|digits| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap())

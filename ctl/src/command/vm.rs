@@ -114,12 +114,14 @@ pub(crate) struct MigrateArgs {
 
 /// What one migration does other than the planner's policy says.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "independent flags, as the message has them")]
 struct PolicyArgs {
-    /// How the guest is carried: precopy while it runs, postcopy, going before its memory, or
-    /// snapshot, held still meanwhile
+    /// How the guest is carried: precopy while it runs, postcopy, going before its memory, snapshot,
+    /// held still meanwhile, or cold, shut down and started anew
     #[arg(long, value_enum)]
     method: Option<Method>,
-    /// What may be done if it cannot be moved while it runs: nothing, or hold it still instead
+    /// What may be done if it cannot be moved while it runs: nothing, hold it still instead, or, where
+    /// QEMU bars that too, shut it down
     /// [default: the planner's]
     #[arg(long, value_enum)]
     downgrade: Option<Downgrade>,
@@ -127,6 +129,12 @@ struct PolicyArgs {
     /// before its memory [default: the planner's]
     #[arg(long, value_enum)]
     not_converging: Option<NotConverging>,
+    /// Let the guest be shut down: method cold needs this leave, unless the VM is stopped already
+    #[arg(long)]
+    allow_shutdown: bool,
+    /// How long a guest that is to be shut down may take to power off [default: the planner's, 2m]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    shutdown_limit: Option<Duration>,
     /// Send at most this many megabits per second (100 is 12 500 000 bytes per second)
     #[arg(long, value_name = "MBIT/S", default_value_t = 0, hide_default_value = true)]
     bandwidth: u64,
@@ -156,6 +164,8 @@ enum Method {
     Postcopy,
     /// It stands still while its memory crosses
     Snapshot,
+    /// It is shut down and started anew at the destination
+    Cold,
 }
 
 impl Method {
@@ -164,6 +174,7 @@ impl Method {
             Self::Precopy => "precopy",
             Self::Postcopy => "postcopy",
             Self::Snapshot => "snapshot",
+            Self::Cold => "cold",
         }
     }
 }
@@ -175,6 +186,8 @@ enum Downgrade {
     Never,
     /// Hold it still while its memory crosses
     Snapshot,
+    /// Shut it down where QEMU lets it move in no other way; else as snapshot
+    Cold,
 }
 
 impl Downgrade {
@@ -182,6 +195,7 @@ impl Downgrade {
         match self {
             Self::Never => "never",
             Self::Snapshot => "snapshot",
+            Self::Cold => "cold",
         }
     }
 }
@@ -374,6 +388,8 @@ async fn migrate(client: &Client, output: &Output, args: &MigrateArgs) -> Result
         request_id: args.request.id(),
         downtime_limit_ms: limit(policy.downtime_limit),
         auto_converge: policy.auto_converge,
+        allow_shutdown: policy.allow_shutdown,
+        shutdown_limit_ms: limit(policy.shutdown_limit),
         timeout_ms: limit(policy.transfer_timeout),
         hold_limit_ms: limit(policy.hold_limit),
         queue_deadline_ms: limit(policy.queue_deadline),

@@ -4,6 +4,7 @@
 //! side says last. Nothing is concluded from silence (rule R1), and nothing that depends on a side
 //! without that side's answer under the driver's own claim (rule R2).
 
+mod cold;
 mod divided;
 mod mend;
 mod permit;
@@ -14,7 +15,8 @@ mod tune;
 pub use mend::mend;
 pub use permit::{Withheld, permit};
 pub use seen::{
-    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, Ready, RunState, Seen, Shutdown, Sides,
+    Times, TransferState,
 };
 pub use tune::tune;
 
@@ -35,8 +37,9 @@ pub fn read(migration: &Migration, sides: &Sides, times: Times) -> Option<Event>
         Method::Precopy | Method::Postcopy | Method::Snapshot => {
             precopy::read(migration, sides, times)
         }
+        Method::Cold => cold::read(migration, sides, times),
         // Such a migration is refused when it is opened.
-        Method::Cold | Method::DiskCopy => None,
+        Method::DiskCopy => None,
     }
 }
 

@@ -36,7 +36,7 @@ pub use answer::{Limits, Tuning};
 pub use books::{Books, Flight};
 pub use cause::{Blocker, Cause};
 pub use divided::Channel;
-pub use downgrade::Downgraded;
+pub use downgrade::{Barred, Downgraded};
 pub use effect::{Effect, Serves, Side};
 pub use event::{Event, Keep, Ran, Receiver, Stood};
 pub use gates::{Gate, GatePoint, Gates};
@@ -65,6 +65,10 @@ pub struct Migration {
     /// The live attempt that this one came from. `None` while there was none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgraded: Option<Downgraded>,
+    /// The live method that QEMU does not let the guest move by, so that it is shut down instead.
+    /// `None` if it goes as it was asked for.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub barred: Option<Barred>,
     /// Why a precopy will not converge, as it was last answered. `None` if nobody said so.
     #[cfg_attr(feature = "serde", serde(default))]
     pub diverged: Option<String>,
@@ -77,6 +81,9 @@ pub struct Migration {
     /// How often it broke.
     #[cfg_attr(feature = "serde", serde(default))]
     pub breaks: u32,
+    /// How the guest was when the migration was opened: one that was off stays off.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub found: Guest,
     /// What was asked for, and its limits.
     pub terms: Terms,
     /// The VM's generation when the migration was opened; nothing else may move it while this is open.
@@ -99,6 +106,8 @@ pub struct Opening {
     pub method: Method,
     /// What is asked for, and its limits.
     pub terms: Terms,
+    /// How the guest is.
+    pub found: Guest,
     /// The VM's generation now.
     pub generation: Generation,
     /// Until when it may wait for room.
@@ -109,8 +118,14 @@ pub struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// This release does not carry guests that way.
-    #[error("method {method} is not available: use precopy, postcopy or snapshot")]
+    #[error("method {method} is not available: use precopy, postcopy, snapshot or cold")]
     MethodNotAvailable {
+        /// The method that was asked for.
+        method: Method,
+    },
+    /// The VM is stopped.
+    #[error("a VM that is stopped has nothing to send by method {method}: use cold")]
+    NothingToSend {
         /// The method that was asked for.
         method: Method,
     },
@@ -122,6 +137,7 @@ impl NotOpened {
     pub const fn code(self) -> &'static str {
         match self {
             Self::MethodNotAvailable { .. } => "method_not_available",
+            Self::NothingToSend { .. } => "nothing_to_send",
         }
     }
 }
@@ -157,12 +173,15 @@ impl Migration {
     /// Refuses a method that this release does not carry out, by name.
     pub fn open(opening: Opening) -> Result<Self, NotOpened> {
         match opening.method {
-            Method::Precopy | Method::Postcopy | Method::Snapshot => {}
-            method @ (Method::Cold | Method::DiskCopy) => {
+            Method::Precopy | Method::Postcopy | Method::Snapshot | Method::Cold => {}
+            method @ Method::DiskCopy => {
                 return Err(NotOpened::MethodNotAvailable { method });
             }
         }
-        let Opening { id, vm, source, method, terms, generation, deadline } = opening;
+        if opening.found == Guest::PoweredOff && opening.method != Method::Cold {
+            return Err(NotOpened::NothingToSend { method: opening.method });
+        }
+        let Opening { id, vm, source, method, terms, found, generation, deadline } = opening;
         let phase = Phase::Queued { blocked: None, deadline };
         Ok(Self {
             id,
@@ -170,10 +189,12 @@ impl Migration {
             source,
             method,
             downgraded: None,
+            barred: None,
             diverged: None,
             answered: None,
             channel: Channel::Whole,
             breaks: 0,
+            found,
             terms,
             generation,
             phase,
@@ -224,6 +245,9 @@ impl Migration {
                 Effect::TryAdmit
                 | Effect::ArmReceiver
                 | Effect::HoldGuest
+                | Effect::ShutDownGuest
+                | Effect::StartReceiver
+                | Effect::RestartSource { .. }
                 | Effect::StartTransfer { .. }
                 | Effect::StartPostcopy
                 | Effect::RecoverReceiver

@@ -28,9 +28,14 @@ pub const fn user_state(phase: &Phase) -> UserState {
             ..
         } => UserState::Precheck,
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
-        | Phase::Captured { switchover: Switchover::Held { .. }, .. } => UserState::Syncing,
+        | Phase::Captured { switchover: Switchover::Held { .. }, .. }
+        | Phase::Admitted { stage: Stage::ShuttingDown, .. } => UserState::Syncing,
         Phase::Captured {
-            switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
+            switchover:
+                Switchover::Withheld
+                | Switchover::Ordered
+                | Switchover::Forward
+                | Switchover::Down { .. },
             ..
         }
         | Phase::Restored { .. }
@@ -57,7 +62,10 @@ pub fn percent(migration: &Migration, crossed: Crossed) -> u8 {
             stage: Stage::Arming | Stage::Recalling { .. } | Stage::Clearing { .. },
             ..
         } => 2,
-        Phase::Admitted { stage: Stage::Waiting { .. } | Stage::Holding { .. }, .. } => 4,
+        Phase::Admitted {
+            stage: Stage::Waiting { .. } | Stage::Holding { .. } | Stage::ShuttingDown,
+            ..
+        } => 4,
         Phase::Admitted { stage: Stage::Transferring { .. } | Stage::Parting { .. }, .. }
         | Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
             let total = u128::from(crossed.total.value().max(1));
@@ -67,7 +75,11 @@ pub fn percent(migration: &Migration, crossed: Crossed) -> u8 {
             u8::try_from(percent).unwrap_or(u8::MAX).min(90)
         }
         Phase::Captured {
-            switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
+            switchover:
+                Switchover::Withheld
+                | Switchover::Ordered
+                | Switchover::Forward
+                | Switchover::Down { .. },
             ..
         } => 92,
         Phase::Restored { .. } => 95,

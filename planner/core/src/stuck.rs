@@ -80,6 +80,10 @@ fn patience(migration: &Migration, sides: &Sides) -> Option<Millis> {
         Phase::Captured { switchover: Switchover::Ordered | Switchover::Forward, .. } => {
             Some(migration.terms.switchover_limit)
         }
+        // So long the guest may take.
+        Phase::Admitted { stage: Stage::ShuttingDown, .. } => {
+            Some(migration.terms.shutdown_limit.plus(PATIENCE))
+        }
         Phase::Queued { .. }
         | Phase::Admitted {
             stage:
@@ -91,7 +95,7 @@ fn patience(migration: &Migration, sides: &Sides) -> Option<Millis> {
                 | Stage::Holding { .. },
             ..
         }
-        | Phase::Captured { switchover: Switchover::Withheld, .. }
+        | Phase::Captured { switchover: Switchover::Withheld | Switchover::Down { .. }, .. }
         | Phase::Restored { .. }
         | Phase::Committed { .. }
         | Phase::Attached { .. }
@@ -130,6 +134,10 @@ pub fn waits_for(migration: &Migration, sides: &Sides) -> Option<String> {
         Phase::Admitted { stage: Stage::Clearing { .. }, .. } => "proof that the receiver is gone",
         Phase::Admitted { stage: Stage::Holding { .. }, .. } => {
             "the source's guest to be held still"
+        }
+        Phase::Admitted { stage: Stage::ShuttingDown, .. } => "the source's guest to power off",
+        Phase::Captured { switchover: Switchover::Down { .. }, .. } => {
+            "the destination's QEMU to stand still with the disks locked"
         }
         Phase::Captured { switchover: Switchover::Held { .. }, .. } => {
             "the held guest's memory to cross"

@@ -219,6 +219,8 @@ impl Agent {
             Action::StartVm(_)
             | Action::StopVm(_)
             | Action::ForgetVm(_)
+            | Action::ShutDownGuest(_)
+            | Action::StartReceiver(_)
             | Action::StartPostcopy(_)
             | Action::RecoverReceiver(_)
             | Action::ResumeTransfer(_)
@@ -254,6 +256,8 @@ const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::ShutDownGuest(_) => "shut_down_guest",
+        Action::StartReceiver(_) => "start_receiver",
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",

@@ -248,6 +248,7 @@ fn config() -> Config {
             transfer_timeout: Duration::from_mins(1),
             stall_limit: Duration::from_secs(20),
             switchover_limit: Duration::from_secs(15),
+            shutdown_limit: Duration::from_secs(15),
             auto_converge: false,
             downgrade: Downgrade::Never,
             not_converging: NotConverging::Abort,

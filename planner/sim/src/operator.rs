@@ -285,7 +285,11 @@ fn gate(phase: &Phase) -> Option<Event> {
         Phase::Captured { switchover: Switchover::Withheld, .. } => Some(Event::SwitchoverAllowed),
         Phase::Restored { .. } => Some(Event::CommitAllowed),
         Phase::Captured {
-            switchover: Switchover::Held { .. } | Switchover::Ordered | Switchover::Forward,
+            switchover:
+                Switchover::Held { .. }
+                | Switchover::Down { .. }
+                | Switchover::Ordered
+                | Switchover::Forward,
             ..
         }
         | Phase::Queued { .. }

@@ -138,6 +138,9 @@ const fn by(effect: &Effect) -> By {
         Effect::Commit => By::Store("commit"),
         Effect::ArmReceiver
         | Effect::HoldGuest
+        | Effect::ShutDownGuest
+        | Effect::StartReceiver
+        | Effect::RestartSource { .. }
         | Effect::StartTransfer { .. }
         | Effect::OrderSwitchover
         | Effect::KillSource { .. }
@@ -187,7 +190,11 @@ fn after(effect: &Effect) -> Option<Effect> {
             Effect::DestroyReceiver { cause: cause(), source_gone: None }
         }
         Effect::DestroyReceiver { .. } => Effect::ResumeSource { proof: some_proof() },
-        Effect::ResumeSource { .. } => return None,
+        // Nobody is shut down in the simulation: the core's own world tries that.
+        Effect::ShutDownGuest
+        | Effect::StartReceiver
+        | Effect::RestartSource { .. }
+        | Effect::ResumeSource { .. } => return None,
     })
 }
 

@@ -207,6 +207,8 @@ fn operation(action: Option<&Action>) -> &'static str {
         Some(Action::KillSource(_)) => "kill_source",
         Some(Action::ForgetVm(_)) => "forget_vm",
         Some(Action::HoldGuest(_)) => "hold_guest",
+        Some(Action::ShutDownGuest(_)) => "shut_down_guest",
+        Some(Action::StartReceiver(_)) => "start_receiver",
         Some(Action::StartPostcopy(_)) => "start_postcopy",
         Some(Action::SetLimits(_)) => "set_limits",
         Some(Action::RecoverReceiver(_)) => "recover_receiver",

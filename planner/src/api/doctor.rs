@@ -164,6 +164,7 @@ fn proof_words(row: &MigrationRow, handover: &Handover) -> String {
     let source = match &handover.source {
         SourceWord::Completed(said) | SourceWord::Serves(said) => word(said),
         SourceWord::Gone(proof) => proof.to_string(),
+        SourceWord::ShutDown(proof) => format!("shut down for its move: {proof}"),
     };
     let destination = row.migration.destination().map(ToString::to_string).unwrap_or_default();
     format!(

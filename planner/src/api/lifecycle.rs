@@ -421,13 +421,10 @@ impl Planner {
             }),
         };
         let strategy = match asked.strategy.as_str() {
-            "" | "prefer_live" => Strategy::PreferLive,
-            "live_only" => Strategy::LiveOnly,
-            "cold_only" => {
-                let problem = "cold_only is not available in this release: VMs move while they run"
-                    .to_owned();
-                return Err(ApiError::Invalid { field: "policy.strategy", problem });
-            }
+            // To shut a guest down has to be granted by name (rule R8).
+            "" | "live_only" => Strategy::LiveOnly,
+            "prefer_live" => Strategy::PreferLive,
+            "cold_only" => Strategy::ColdOnly,
             other => {
                 let problem = format!("`{other}` is none of live_only, prefer_live, cold_only");
                 return Err(ApiError::Invalid { field: "policy.strategy", problem });

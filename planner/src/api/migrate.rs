@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, GatePoint, Gates, Migration, NotConverging, Opening, Refusal,
-    Terms,
+    AutoConverge, Barred, Cause, Downgrade, Event, Gate, GatePoint, Gates, Guest, Migration,
+    NotConverging, Opening, Refusal, Terms,
 };
 use vmferry_proto::v1;
 use vmferry_types::{
-    BytesPerSec, HostId, MigrationId, MigrationType, Millis, PowerState, RequestId, Timestamp,
+    BytesPerSec, HostId, Method, MigrationId, MigrationType, Millis, PowerState, RequestId,
+    Timestamp,
 };
 
 use super::{ApiError, migration_id, too_late};
@@ -42,9 +43,12 @@ impl Planner {
             return view::migration(self, &row).await;
         }
         let terms = self.terms(&asked)?;
-        let method = method(&asked)?;
+        let wanted = wanted(&asked)?;
         let vm = self.resolve_vm("vm_name", &asked.vm_name).await?;
-        let (source, generation) = movable(&vm)?;
+        let method = method(&asked, wanted, &vm)?;
+        check_gates(method, terms.gates)?;
+        let (source, generation, found) = movable(&vm)?;
+        let (method, barred) = self.unless_barred(&vm, &source, method, &terms).await;
         let id = fresh_admission();
         let migration = Migration::open(Opening {
             id,
@@ -52,10 +56,12 @@ impl Planner {
             source: source.clone(),
             method,
             terms,
+            found,
             generation,
             deadline: self.queue_deadline(asked.queue_deadline_ms),
         })
         .map_err(|error| ApiError::Invalid { field: "method", problem: error.to_string() })?;
+        let migration = Migration { barred, ..migration };
         let demand = admission::demand_on(self, &vm);
         let notes = Notes {
             memory_bytes: demand.memory.value(),
@@ -67,6 +73,31 @@ impl Planner {
         view::migration(self, &row).await
     }
 
+    /// Turns a live move to a cold one where QEMU names what moves by no stream at all, and the caller
+    /// granted that (rule R5).
+    async fn unless_barred(
+        &self,
+        vm: &VmRow,
+        source: &HostId,
+        method: Method,
+        terms: &Terms,
+    ) -> (Method, Option<Barred>) {
+        if terms.downgrade != Downgrade::Cold || method == Method::Cold {
+            return (method, None);
+        }
+        // Whoever does not answer is asked again by who looks for a destination.
+        let Ok((_, blockers)) = admission::describe(self, vm.id, source).await else {
+            return (method, None);
+        };
+        let barred: Vec<_> =
+            blockers.into_iter().filter(|blocker| blocker.code == "qemu_blocked").collect();
+        if barred.is_empty() {
+            return (method, None);
+        }
+        let cause = Cause::Refused { blockers: barred };
+        (Method::Cold, Some(Barred { from: method, cause }))
+    }
+
     /// Finds a destination and writes the row; queues it if there is no room now.
     async fn admit(
         self: &Arc<Self>,
@@ -76,12 +107,12 @@ impl Planner {
         notes: Notes,
     ) -> Result<MigrationRow, ApiError> {
         let asked = migration.terms.asked_destination.clone();
+        let how = (migration.method, &notes.sake);
         let mut attempt = 0;
         loop {
             attempt += 1;
             let found =
-                admission::destination(self, vm, &migration.source, asked.as_ref(), &notes.sake)
-                    .await?;
+                admission::destination(self, vm, &migration.source, asked.as_ref(), how).await?;
             let grant: Result<Grant, String> = match found {
                 Found::Destination(grant) => Ok(grant),
                 Found::Wait { note, .. } => Err(note),
@@ -206,7 +237,7 @@ impl Planner {
             "" => defaults.downgrade,
             label => Downgrade::from_label(label).ok_or_else(|| ApiError::Invalid {
                 field: "downgrade",
-                problem: format!("`{label}` is none of never, snapshot"),
+                problem: format!("`{label}` is none of never, snapshot, cold"),
             })?,
         };
         let not_converging = match asked.not_converging.as_str() {
@@ -223,6 +254,7 @@ impl Planner {
             transfer_timeout: or(asked.timeout_ms, defaults.transfer_timeout),
             stall_limit: or(0, defaults.stall_limit),
             switchover_limit: or(0, defaults.switchover_limit),
+            shutdown_limit: or(asked.shutdown_limit_ms, defaults.shutdown_limit),
             max_bandwidth,
             auto_converge: if asked.auto_converge || defaults.auto_converge {
                 AutoConverge::On
@@ -287,42 +319,90 @@ pub(super) fn request_id(text: &str) -> Result<Option<String>, ApiError> {
         .map_err(|error| ApiError::Invalid { field: "request_id", problem: error.to_string() })
 }
 
-fn method(asked: &v1::MigrateVmRequest) -> Result<vmferry_types::Method, ApiError> {
-    use vmferry_types::Method;
-    let kind = if asked.migration_type.is_empty() {
-        MigrationType::Live
-    } else {
-        MigrationType::from_label(&asked.migration_type).ok_or_else(|| ApiError::Invalid {
-            field: "migration_type",
-            problem: format!("`{}` is none of live, offline, storage", asked.migration_type),
-        })?
-    };
-    if !asked.method.is_empty() {
-        return Method::from_label(&asked.method).ok_or_else(|| ApiError::Invalid {
-            field: "method",
-            problem: format!(
-                "`{}` is none of precopy, postcopy, snapshot, cold, disk_copy",
-                asked.method
-            ),
+/// Refuses gates that a guest does not come by which is shut down: nothing of it is sent.
+fn check_gates(method: Method, gates: Gates) -> Result<(), ApiError> {
+    if method == Method::Cold && (Gates { commit: Gate::Open, ..gates }) != Gates::OPEN {
+        return Err(ApiError::Invalid {
+            field: "gates",
+            problem: "a guest that is shut down comes by the gate commit only".to_owned(),
         });
     }
-    match kind {
-        MigrationType::Live => Ok(Method::Precopy),
-        MigrationType::Offline => Ok(Method::Cold),
-        MigrationType::Storage => Err(ApiError::Invalid {
+    Ok(())
+}
+
+/// What a caller says of how a VM is to be carried.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Method(Method),
+    Kind(MigrationType),
+    /// Nothing.
+    Any,
+}
+
+fn wanted(asked: &v1::MigrateVmRequest) -> Result<Wanted, ApiError> {
+    let kind = if asked.migration_type.is_empty() {
+        None
+    } else {
+        let kind = MigrationType::from_label(&asked.migration_type);
+        Some(kind.ok_or_else(|| ApiError::Invalid {
             field: "migration_type",
-            problem: "storage is not available yet: use live".to_owned(),
+            problem: format!("`{}` is none of live, offline, storage", asked.migration_type),
+        })?)
+    };
+    if asked.method.is_empty() {
+        return Ok(kind.map_or(Wanted::Any, Wanted::Kind));
+    }
+    Method::from_label(&asked.method).map(Wanted::Method).ok_or_else(|| ApiError::Invalid {
+        field: "method",
+        problem: format!(
+            "`{}` is none of precopy, postcopy, snapshot, cold, disk_copy",
+            asked.method
+        ),
+    })
+}
+
+/// Returns how a VM is to be carried. To shut a guest down has to be granted by name (rule R8).
+fn method(asked: &v1::MigrateVmRequest, wanted: Wanted, vm: &VmRow) -> Result<Method, ApiError> {
+    let stopped = vm.power == PowerState::Stopped;
+    let method = match wanted {
+        Wanted::Method(method) => method,
+        // Of one that is stopped only the definition moves.
+        Wanted::Any if stopped => Method::Cold,
+        Wanted::Any | Wanted::Kind(MigrationType::Live) => Method::Precopy,
+        Wanted::Kind(MigrationType::Offline) => Method::Cold,
+        Wanted::Kind(MigrationType::Storage) => {
+            return Err(ApiError::Invalid {
+                field: "migration_type",
+                problem: "storage is not available yet: use live".to_owned(),
+            });
+        }
+    };
+    let granted = asked.allow_shutdown
+        || MigrationType::from_label(&asked.migration_type) == Some(MigrationType::Offline);
+    match method {
+        Method::Cold if !stopped && !granted => Err(ApiError::Invalid {
+            field: "allow_shutdown",
+            problem: "method cold shuts the guest down: grant that with allow_shutdown, or with migration_type offline".to_owned(),
         }),
+        Method::Precopy | Method::Postcopy | Method::Snapshot if stopped => {
+            Err(Refused::Power { power: vm.power }.into())
+        }
+        method @ (Method::Precopy
+        | Method::Postcopy
+        | Method::Snapshot
+        | Method::Cold
+        | Method::DiskCopy) => Ok(method),
     }
 }
 
 /// Returns where a VM runs and under which generation, if it can move at all.
-fn movable(vm: &VmRow) -> Result<(HostId, vmferry_types::Generation), ApiError> {
+fn movable(vm: &VmRow) -> Result<(HostId, vmferry_types::Generation, Guest), ApiError> {
     if let Some(admission) = vm.admission {
         return Err(Refused::InFlight { admission }.into());
     }
     match (&vm.power, &vm.host) {
-        (PowerState::Running, Some(host)) => Ok((host.clone(), vm.generation)),
+        (PowerState::Running, Some(host)) => Ok((host.clone(), vm.generation, Guest::Present)),
+        (PowerState::Stopped, Some(host)) => Ok((host.clone(), vm.generation, Guest::PoweredOff)),
         (power, _) => Err(Refused::Power { power: *power }.into()),
     }
 }

@@ -167,7 +167,7 @@ fn said(migration: &Migration, word: Word) -> Result<Option<Event>, ApiError> {
 const fn at_switchover(phase: &Phase) -> bool {
     match phase {
         Phase::Captured { switchover, .. } => match switchover {
-            Switchover::Held { .. } => false,
+            Switchover::Held { .. } | Switchover::Down { .. } => false,
             Switchover::Withheld | Switchover::Ordered | Switchover::Forward => true,
         },
         Phase::Restored { .. } => true,

@@ -1,7 +1,7 @@
 //! Effects as commands.
 
 use vmferry_planner_core::migration::{
-    AutoConverge, Effect, Listener, Migration, NotConverging, Serves, Side, Takes,
+    AutoConverge, Effect, Guest, Listener, Migration, NotConverging, Serves, Side, Takes,
 };
 use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
@@ -63,6 +63,22 @@ pub fn command(
         Effect::OrderSwitchover => Action::OrderSwitchover(v1::OrderSwitchover {}),
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
         Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
+        Effect::ShutDownGuest => Action::ShutDownGuest(v1::ShutDownGuest {}),
+        Effect::StartReceiver => {
+            let known = source.unwrap_or_default();
+            Action::StartReceiver(v1::StartReceiver {
+                definition: known.definition,
+                resolved_machine: known.resolved_machine,
+                stays_off: row.migration.found == Guest::PoweredOff,
+            })
+        }
+        Effect::RestartSource { .. } => {
+            let known = source.unwrap_or_default();
+            Action::StartVm(v1::StartVm {
+                definition: known.definition,
+                resolved_machine: known.resolved_machine,
+            })
+        }
         Effect::StartPostcopy => Action::StartPostcopy(v1::StartPostcopy {}),
         Effect::RecoverReceiver => Action::RecoverReceiver(v1::RecoverReceiver {}),
         Effect::ResumeTransfer { listener } => Action::ResumeTransfer(v1::ResumeTransfer {

@@ -115,6 +115,8 @@ enum Said {
     Executed(Box<Answer<ExecuteReply>>),
     /// The source could not be described, so nothing was sent to the destination.
     NotDescribed(AgentError),
+    /// The definition could not be read, so nothing was sent.
+    NotSent(String),
 }
 
 struct Pending {
@@ -511,6 +513,24 @@ impl<'a> Run<'a> {
                 }
             }));
         }
+        if effect.starts_from_disks() {
+            let (planner, effect) = (Arc::clone(self.planner), effect.clone());
+            return Some(Box::pin(async move {
+                match planner.store().vm(row.migration.vm).await {
+                    Ok(Some(vm)) => {
+                        let (definition, resolved_machine) = (vm.definition, vm.resolved_machine);
+                        let known = SourceDescription {
+                            definition,
+                            resolved_machine,
+                            ..SourceDescription::default()
+                        };
+                        execute(agents.as_ref(), command(&row, &effect, Some(known), step)).await
+                    }
+                    Ok(None) => Said::NotSent("the store has no such VM".to_owned()),
+                    Err(error) => Said::NotSent(Chain(&error).to_string()),
+                }
+            }));
+        }
         let command = command(&row, effect, None::<SourceDescription>, step);
         Some(Box::pin(async move { execute(agents.as_ref(), command).await }))
     }
@@ -524,6 +544,11 @@ impl<'a> Run<'a> {
                 Err(error) => return self.refused(end, &effect, error).await,
             },
             Said::NotDescribed(error) => return self.not_described(error).await,
+            Said::NotSent(error) => {
+                self.trouble = Some(error);
+                self.not_before = Instant::now() + self.backoff.next();
+                return Ok(None);
+            }
         };
         self.backoff.reset();
         self.trouble = None;
@@ -548,6 +573,9 @@ impl<'a> Run<'a> {
                 Effect::ArmReceiver
                 | Effect::TryAdmit
                 | Effect::HoldGuest
+                | Effect::ShutDownGuest
+                | Effect::StartReceiver
+                | Effect::RestartSource { .. }
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::KillSource { .. }

@@ -3,7 +3,8 @@
 //! What cannot be read proves nothing: an unknown word becomes the value that proves least.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, Ready, RunState, Seen, Shutdown,
+    TransferState,
 };
 use vmferry_planner_core::migration::{AutoConverge, GoneProof, Process, ProofKind, Side, Tuning};
 use vmferry_proto::v1;
@@ -52,6 +53,12 @@ pub fn seen(host: &HostId, migration: MigrationId, observation: &v1::VmObservati
         handed: if ours && observation.handed { Handed::Yes } else { Handed::No },
         gave_up: (ours && observation.gave_up).then(|| observation.gave_up_cause.clone()),
         held: if ours && !observation.switched_off.is_empty() { Held::Yes } else { Held::No },
+        shutdown: if ours && observation.shutdown_asked {
+            Shutdown::Asked
+        } else {
+            Shutdown::Unasked
+        },
+        ready: if ours && observation.ready { Ready::Yes } else { Ready::No },
         continued: continued(observation),
         stopped_at_us: if ours { observation.stopped_at_us } else { 0 },
         resumed_at_us: if ours { observation.resumed_at_us } else { 0 },

@@ -14,8 +14,8 @@ mod power;
 use vmferry_planner_core::evidence::{RunState, TransferState};
 use vmferry_planner_core::maintenance::PinsToSource;
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, Gates, GoneProof, Handover, Listener, Migration, NotConverging,
-    Opening, Process, ProofKind, Ran, SourceWord, Terms, Word,
+    AutoConverge, Downgrade, Event, Gates, GoneProof, Guest, Handover, Listener, Migration,
+    NotConverging, Opening, Process, ProofKind, Ran, SourceWord, Terms, Word,
 };
 use vmferry_types::{
     Bytes, BytesPerSec, Claim, Generation, HostId, Method, MigrationId, MilliCpu, Millis,
@@ -160,6 +160,7 @@ fn opened(of: u128, vm: &VmRow) -> Migration {
             transfer_timeout: Millis(1),
             stall_limit: Millis(1),
             switchover_limit: Millis(1),
+            shutdown_limit: Millis(1),
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
@@ -167,6 +168,7 @@ fn opened(of: u128, vm: &VmRow) -> Migration {
             downgrade: Downgrade::Never,
             not_converging: NotConverging::Abort,
         },
+        found: Guest::Present,
         generation: vm.generation,
         deadline: Timestamp(u64::MAX),
     })

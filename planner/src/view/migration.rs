@@ -7,7 +7,7 @@ use vmferry_planner_core::migration::{
 use vmferry_planner_core::progress::{Crossed, percent, user_state};
 use vmferry_planner_core::stuck::{Stuck, Trouble, stuck as core_stuck};
 use vmferry_proto::v1;
-use vmferry_types::{Bytes, MigrationType, PhaseLabel, Timestamp};
+use vmferry_types::{Bytes, Method, MigrationType, PhaseLabel, Timestamp};
 
 use crate::api::ApiError;
 use crate::clock;
@@ -68,7 +68,7 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
     let crossed =
         Crossed { remaining: Bytes(transfer.bytes_remaining), total: Bytes(transfer.bytes_total) };
     let stuck = stuck(row, &live);
-    let parted = migration.method == vmferry_types::Method::Postcopy;
+    let parted = migration.method == Method::Postcopy;
     let diverged = migration.diverged.as_ref().filter(|_| parted);
     let mut message = v1::Migration {
         id: migration.id.to_string(),
@@ -81,7 +81,7 @@ pub fn summary(planner: &Planner, row: &MigrationRow) -> v1::Migration {
         downgraded_from: migration
             .refused_live()
             .map(|(from, _)| from.label().to_owned())
-            .or_else(|| diverged.map(|_| vmferry_types::Method::Precopy.label().to_owned()))
+            .or_else(|| diverged.map(|_| Method::Precopy.label().to_owned()))
             .unwrap_or_default(),
         downgrade_cause: migration
             .refused_live()
@@ -185,18 +185,20 @@ fn transfer(row: &MigrationRow, live: &Seen) -> v1::TransferStatus {
 }
 
 fn kind(row: &MigrationRow) -> String {
-    if row.notes.asked.migration_type.is_empty() {
-        MigrationType::Live.label().to_owned()
-    } else {
-        row.notes.asked.migration_type.clone()
-    }
+    let asked = &row.notes.asked.migration_type;
+    let kind = match row.migration.method {
+        Method::Precopy | Method::Postcopy | Method::Snapshot => MigrationType::Live,
+        Method::Cold => MigrationType::Offline,
+        Method::DiskCopy => MigrationType::from_label(asked).unwrap_or(MigrationType::Live),
+    };
+    kind.label().to_owned()
 }
 
 /// Says whether the switchover was ordered on the way to where the migration is.
 const fn ordered(phase: &Phase) -> bool {
     match phase {
         Phase::Captured { switchover, .. } => match switchover {
-            Switchover::Held { .. } | Switchover::Withheld => false,
+            Switchover::Held { .. } | Switchover::Withheld | Switchover::Down { .. } => false,
             Switchover::Ordered | Switchover::Forward => true,
         },
         Phase::Restored { .. }

@@ -82,7 +82,7 @@ async fn a_live_move_that_is_refused_ends_where_nobody_allowed_more() {
         assert_eq!((ended.downgraded_from.as_str(), ended.downgrade_cause.as_str()), ("", ""));
         assert_eq!(bench.world.running(&vm.id), ["a"]);
     }
-    let unknown = bench.planner.migrate_vm(asked("", "cold")).await.unwrap_err();
+    let unknown = bench.planner.migrate_vm(asked("", "freeze")).await.unwrap_err();
     assert!(unknown.to_string().contains("downgrade"), "{unknown}");
 }
 

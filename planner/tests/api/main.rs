@@ -5,6 +5,8 @@ mod bench;
 #[cfg(test)]
 mod capacity;
 #[cfg(test)]
+mod cold;
+#[cfg(test)]
 mod converge;
 #[cfg(test)]
 mod crashes;

@@ -66,6 +66,8 @@ struct FakeVm {
     stopped_at_us: u64,
     resumed_at_us: u64,
     pid: u32,
+    shutdown_asked: bool,
+    ready: bool,
 }
 
 #[derive(Debug)]
@@ -254,6 +256,11 @@ impl World {
         });
     }
 
+    /// Lets a guest turn itself off.
+    pub(crate) fn shut_down(&self, host: &str, vm: &str) {
+        self.with(|state| commands::shut_down(state.host(host).vms.get_mut(vm).unwrap()));
+    }
+
     /// Lets an agent lose its journal while the VM's QEMU runs on.
     pub(crate) fn lose_journal(&self, host: &str, vm: &str) {
         self.with(|state| {
@@ -342,6 +349,7 @@ impl State {
         seen.ever_continued = known.ever_continued;
         seen.stopped_at_us = known.stopped_at_us;
         seen.resumed_at_us = known.resumed_at_us;
+        (seen.shutdown_asked, seen.ready) = (known.shutdown_asked, known.ready);
         seen.disks_active = known.run_state == "running";
         if known.role == "held" {
             seen.switched_off.push("vcpus".to_owned());
@@ -487,6 +495,8 @@ fn name(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::ShutDownGuest(_) => "shut_down_guest",
+        Action::StartReceiver(_) => "start_receiver",
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",

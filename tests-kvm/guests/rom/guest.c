@@ -6,7 +6,7 @@
  * as a memory error. It rewrites a ring of sectors on a virtio disk, if there is
  * one, reads back what it wrote, and reads the head of the ring before each
  * turn, so a second guest on the same disk is seen too. It answers the power
- * button by powering off.
+ * button by powering off, unless it is told to ignore it.
  *
  * Each `ticks_per_print` ticks it prints, all in hex:
  *
@@ -34,11 +34,12 @@ struct params {
     u32 ticks_per_print; /* > 0 */
     u32 pit_divisor;     /* 1193182 Hz / divisor = tick rate */
     u32 disk_ticks;      /* ticks between two turns of the disk ring, 0: leave disks alone */
+    u32 button;          /* 0: ignore the power button */
 };
 
 __attribute__((section(".params"), used)) const volatile struct params params = {
     {'V', 'F', 'R', 'O', 'M', '0', '0', '1'},
-    0x200000, 0x1200000, 64, 1, 11932, 5,
+    0x200000, 0x1200000, 64, 1, 11932, 5, 1,
 };
 
 static inline void outb(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port)); }
@@ -107,7 +108,7 @@ static void start_power_button(void)
 
 static void poll_power_button(void)
 {
-    if (inw(PM_BASE) & 0x100)
+    if (params.button && inw(PM_BASE) & 0x100)
         outw(PM_BASE + 4, 0x2000); /* SLP_EN, type 0: soft off */
 }
 

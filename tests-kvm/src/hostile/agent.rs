@@ -213,6 +213,7 @@ fn source(prey: &Prey, dice: &mut Dice) -> SourceDescription {
     let vm_id = if dice.below(2) == 0 { prey.vm.clone() } else { dice.uuid().to_string() };
     SourceDescription {
         definition: definition_of(&vm_id, dice),
+        from_disks: dice.below(4) == 0,
         vm_id,
         vm_name: noise::text(dice),
         resolved_machine: noise::text(dice),

@@ -269,13 +269,21 @@ const EDGES: &[Edge] = {
 const PARTED: &str = "a guest goes before its memory: the cases whose names begin with `postcopy`, and the \
      simulation, kill each part there";
 
+/// Where guests that are shut down for their move are shown.
+const COLD: &str = "a guest is shut down and started anew: the cases whose names begin with `cold` kill each \
+     part there, and the core's own world tries every accident";
+
 /// Fault points that no cell comes to, and why.
-pub const POINTS_ELSEWHERE: [(&str, &str); 7] = [
+pub const POINTS_ELSEWHERE: [(&str, &str); 11] = [
     (
         "set_limits",
         "whoever dies there has changed nothing that the next driver does not tell again; the \
          agents' and the planner's own tests restart there",
     ),
+    ("shutting_down", COLD),
+    ("down", COLD),
+    ("shut_down_guest", COLD),
+    ("start_receiver", COLD),
     ("parting", PARTED),
     ("recover_receiver", PARTED),
     ("resume_transfer", PARTED),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vmferry_types::PhaseLabel;
+use vmferry_types::{Method, PhaseLabel};
 
 use crate::evidence::{Continued, Heard, Held, Knowledge, RunState, Seen, Sides, TransferState};
 use crate::migration::{Back, Effect, Guest, Migration, Phase, Side};
@@ -97,6 +97,9 @@ pub fn permit(migration: &Migration, effect: &Effect, sides: &Sides) -> Result<(
         | Effect::Commit
         | Effect::ArmReceiver
         | Effect::HoldGuest
+        | Effect::ShutDownGuest
+        | Effect::StartReceiver
+        | Effect::RestartSource { .. }
         | Effect::StartTransfer { .. }
         | Effect::StartPostcopy
         | Effect::RecoverReceiver
@@ -144,6 +147,14 @@ fn may_release(migration: &Migration, sides: &Sides) -> Result<(), Withheld> {
 /// After the order a receiver is ended only with the word of a source that can go on.
 fn may_destroy(migration: &Migration, seen: &Seen, sides: &Sides) -> Result<(), Withheld> {
     match &migration.phase {
+        // The disks are all that there is of it, and nobody has written to them: it only has to be
+        // there who starts it again.
+        Phase::RollingBack { back: Back::Undoing, .. } if migration.method == Method::Cold => {
+            let answers =
+                |source: &Seen| source.heard == Heard::Now && source.knowledge == Knowledge::Known;
+            let there = answered(sides, Side::Source).is_ok_and(|source| answers(&source));
+            if seen.gone.is_some() || there { Ok(()) } else { Err(Withheld::SourceMayBeLost) }
+        }
         Phase::RollingBack { back: Back::Undoing, .. } => {
             let source = answered(sides, Side::Source);
             // One that is gone or failed to load can carry nothing on: it needs nobody's word.

@@ -36,6 +36,9 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
             reading.source_lost().or_else(|| reading.receiver_cleared())
         }
         Phase::Admitted { stage: Stage::Holding { .. }, .. } => reading.holding(),
+        // Nothing is sent by such a method.
+        Phase::Admitted { stage: Stage::ShuttingDown, .. }
+        | Phase::Captured { switchover: Switchover::Down { .. }, .. } => None,
         Phase::Captured { switchover: Switchover::Held { .. }, .. } => reading.held(),
         Phase::Captured { switchover: Switchover::Withheld, .. } => {
             let waits = || reading.runs_though_held().or_else(|| reading.gate_expired());
@@ -81,7 +84,7 @@ pub(super) fn read(migration: &Migration, sides: &Sides, times: Times) -> Option
 pub(super) struct Reading<'a> {
     pub(super) migration: &'a Migration,
     pub(super) sides: &'a Sides,
-    times: Times,
+    pub(super) times: Times,
 }
 
 /// Reading single facts.
@@ -136,7 +139,7 @@ impl<'a> Reading<'a> {
         self.speaking(self.destination()).is_some_and(|seen| seen.transfer == TransferState::Failed)
     }
 
-    fn elapsed(self) -> Millis {
+    pub(super) fn elapsed(self) -> Millis {
         self.times.now.since(self.times.entered)
     }
 
@@ -210,7 +213,7 @@ impl Reading<'_> {
     }
 
     /// The receiver is gone, and its agent's journal says so too: nothing of it is left.
-    fn receiver_cleared(self) -> Option<Event> {
+    pub(super) fn receiver_cleared(self) -> Option<Event> {
         let (seen, proof) = self.nothing_there()?;
         let nothing_left = cleared(proof) || seen.role != Role::Receiver;
         nothing_left.then(|| gone_before_commit(seen, proof))
@@ -278,7 +281,7 @@ impl Reading<'_> {
         (armed || dead).then(|| self.receiver_gone()).flatten().or_else(|| self.timed_out())
     }
 
-    fn timed_out(self) -> Option<Event> {
+    pub(super) fn timed_out(self) -> Option<Event> {
         let limit = self.migration.terms.transfer_timeout.plus(TRANSFER_GRACE);
         (self.elapsed() > limit).then_some(Event::TransferTimedOut)
     }
@@ -472,10 +475,12 @@ impl Reading<'_> {
                 .or_else(|| self.runs_again()),
             SourceWord::Gone(_) => self.receiver_gone(),
             SourceWord::Serves(_) => self.restored_divided(),
+            // Nothing is sent by this method.
+            SourceWord::ShutDown(_) => None,
         }
     }
 
-    fn committed(self, generation: Generation) -> Option<Event> {
+    pub(super) fn committed(self, generation: Generation) -> Option<Event> {
         if let Some((seen, proof)) = self.destination_proof() {
             let ran = ran_owned(seen, proof);
             return match seen.ended {
@@ -506,7 +511,7 @@ impl Reading<'_> {
 
     /// That the source is gone is not enough: its agent acknowledges the release, or its journal
     /// would go on saying that the VM is there.
-    fn source_released(self) -> Option<Event> {
+    pub(super) fn source_released(self) -> Option<Event> {
         let (seen, proof) = self.source_proof()?;
         let kept = matches!(seen.role, Role::Running | Role::Held);
         let acknowledged = cleared(proof) || !kept;
@@ -518,7 +523,7 @@ impl Reading<'_> {
     }
 
     /// The source took its transfer back, if there was one, and its guest goes on.
-    fn source_kept(self) -> Option<Event> {
+    pub(super) fn source_kept(self) -> Option<Event> {
         let seen = self.speaking(self.source())?;
         let as_before = goes_on(seen) || stopped_by_others(seen);
         let kept = seen.handed == Handed::No && seen.transfer.is_over() && as_before;
@@ -540,7 +545,7 @@ impl Reading<'_> {
 
 /// Whether a source's guest runs, or is as itself decided, and is not held any more: until the hold
 /// is over in the journal too, an agent that restarts would take it up again.
-fn goes_on(seen: &Seen) -> bool {
+pub(super) fn goes_on(seen: &Seen) -> bool {
     seen.run_state.has_run() && seen.held == Held::No
 }
 

@@ -223,6 +223,24 @@ pub enum Heard {
     Before,
 }
 
+/// Whether the guest was asked to turn itself off for this migration, by the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// It was not.
+    Unasked,
+    /// It was: whether it hears that is its own business.
+    Asked,
+}
+
+/// Whether a receiver needs nothing more, since nothing is sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// It does, or there is none.
+    No,
+    /// Its QEMU stands still, with the disks locked; or it has the definition of a VM that is off.
+    Yes,
+}
+
 /// How a QEMU process that is gone came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -276,6 +294,10 @@ pub struct Seen {
     pub gave_up: Option<String>,
     /// Whether the guest is held.
     pub held: Held,
+    /// Whether the guest was asked to turn itself off.
+    pub shutdown: Shutdown,
+    /// Whether a receiver that is sent nothing is there.
+    pub ready: Ready,
     /// Whether a `cont` is journalled.
     pub continued: Continued,
     /// When the guest last stopped in this migration, in microseconds of the host's monotonic clock; zero if it did not.
@@ -316,6 +338,8 @@ impl Seen {
             handed: Handed::No,
             gave_up: None,
             held: Held::No,
+            shutdown: Shutdown::Unasked,
+            ready: Ready::No,
             continued: Continued::Unknown,
             stopped_at_us: 0,
             resumed_at_us: 0,

@@ -19,11 +19,16 @@ pub fn tune(migration: &Migration, sides: &Sides) -> Option<Effect> {
                 | Stage::Parting { .. }
                 | Stage::Recalling { .. }
                 | Stage::Clearing { .. }
+                | Stage::ShuttingDown
                 | Stage::Holding { .. },
             ..
         }
         | Phase::Captured {
-            switchover: Switchover::Withheld | Switchover::Ordered | Switchover::Forward,
+            switchover:
+                Switchover::Withheld
+                | Switchover::Down { .. }
+                | Switchover::Ordered
+                | Switchover::Forward,
             ..
         }
         | Phase::Queued { .. }

@@ -6,7 +6,7 @@
 use vmferry_types::{BytesPerSec, Method, Millis};
 
 use super::event::{Event, Stood};
-use super::{AutoConverge, Downgrade, Migration, NotConverging, Phase, Stage, Switchover, Takes};
+use super::{AutoConverge, Migration, NotConverging, Phase, Stage, Switchover, Takes};
 
 /// The limits of a transfer that may change while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Migration {
             Phase::Queued { .. } | Phase::Admitted { .. } => true,
             Phase::Captured { switchover, .. } => match switchover {
                 Switchover::Held { .. } | Switchover::Withheld => true,
-                Switchover::Ordered | Switchover::Forward => false,
+                Switchover::Down { .. } | Switchover::Ordered | Switchover::Forward => false,
             },
             Phase::Restored { .. }
             | Phase::Committed { .. }
@@ -87,7 +87,7 @@ impl Migration {
             Phase::Admitted { stage: Stage::Transferring { listener }, .. }
                 if listener.takes != Takes::Precopy
         );
-        let aborts = if self.terms.downgrade == Downgrade::Snapshot {
+        let aborts = if self.terms.downgrade.may_hold() {
             NotConverging::Pause
         } else {
             NotConverging::Abort
@@ -139,6 +139,7 @@ impl Migration {
 mod tests {
     use super::super::rows;
     use super::*;
+    use crate::migration::Downgrade;
     use crate::migration::{Cause, Effect, Refusal};
 
     const VERDICT: &str = "will not converge: dirties 900 MB/s over a 300 MB/s link";

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vmferry_types::{Generation, HostId};
+use vmferry_types::{Generation, HostId, Millis};
 
 use super::gates::GatePoint;
 use super::proof::GoneProof;
@@ -69,6 +69,12 @@ pub enum Cause {
     },
     /// The ordered switchover did not end in time, and was decided back.
     SwitchoverOverdue,
+    /// The guest was asked to turn itself off and did not, within its time for that.
+    ShutdownRefused {
+        /// How long it had.
+        #[cfg_attr(feature = "serde", serde(with = "crate::record::number"))]
+        limit: Millis,
+    },
     /// The receiver is gone, and never ran the guest.
     ReceiverLost {
         /// How it is known.
@@ -125,6 +131,7 @@ impl Cause {
             Self::TransferTimedOut => "transfer_timed_out",
             Self::GateExpired { .. } => "gate_expired",
             Self::SwitchoverOverdue => "switchover_overdue",
+            Self::ShutdownRefused { .. } => "shutdown_refused",
             Self::ReceiverLost { .. } => "receiver_lost",
             Self::GuestPoweredOff { .. } => "guest_powered_off",
             Self::GuestLost { .. } => "guest_lost",
@@ -165,6 +172,11 @@ impl fmt::Display for Cause {
             Self::SwitchoverOverdue => {
                 f.write_str("the switchover did not end within its time limit")
             }
+            Self::ShutdownRefused { limit } => write!(
+                f,
+                "shutdown_refused: the guest was asked to power off and runs on after {} ms; it may still do so",
+                limit.value()
+            ),
             Self::ReceiverLost { proof } => write!(f, "the receiver was lost: {proof}"),
             Self::GuestPoweredOff { proof } => write!(f, "the guest powered off: {proof}"),
             Self::GuestLost { proof } => write!(f, "the guest was lost: {proof}"),

@@ -48,6 +48,7 @@ pub fn check_step(before: &Migration, after: &Migration) -> Vec<Breach> {
     let judged = before.method == Method::Precopy && after.diverged.is_some();
     let kept = before.method == after.method
         && before.downgraded == after.downgraded
+        && before.barred == after.barred
         && (before.diverged == after.diverged || judged);
     let parted = before.method == Method::Precopy
         && after.method == Method::Postcopy

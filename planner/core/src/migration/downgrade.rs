@@ -8,7 +8,7 @@
 use vmferry_types::{Method, PhaseLabel};
 
 use super::event::{Event, Stood};
-use super::{Blocker, Cause, Downgrade, GatePoint, GoneProof, Migration, Phase, Process, Stage};
+use super::{Blocker, Cause, GatePoint, GoneProof, Migration, Phase, Process, Stage};
 
 /// The live attempt that a held one came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,17 @@ pub struct Downgraded {
     pub cause: Cause,
     /// That its receiver is gone.
     pub receiver: GoneProof,
+}
+
+/// A live method that QEMU itself bars: what it names moves by no stream at all, held or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Barred {
+    /// How the guest was to be carried.
+    #[cfg_attr(feature = "serde", serde(with = "crate::record::method"))]
+    pub from: Method,
+    /// What QEMU names.
+    pub cause: Cause,
 }
 
 impl Phase {
@@ -53,13 +64,13 @@ impl Migration {
             Method::Precopy | Method::Postcopy => true,
             Method::Snapshot | Method::Cold | Method::DiskCopy => false,
         };
-        live && self.terms.downgrade == Downgrade::Snapshot && stood == Stood::No
+        live && self.terms.downgrade.may_hold() && stood == Stood::No
     }
 
     /// Says whether what refused this move refuses postcopy only, so that a held one may go instead.
     pub(super) fn refuses_postcopy(&self, blockers: &[Blocker]) -> bool {
         self.method == Method::Postcopy
-            && self.terms.downgrade == Downgrade::Snapshot
+            && self.terms.downgrade.may_hold()
             && !blockers.is_empty()
             && blockers.iter().all(|blocker| blocker.code.starts_with("postcopy_"))
     }
@@ -81,6 +92,9 @@ impl Migration {
     /// goes as it was asked for.
     #[must_use]
     pub const fn refused_live(&self) -> Option<(Method, &Cause)> {
+        if let Some(barred) = &self.barred {
+            return Some((barred.from, &barred.cause));
+        }
         if let Some(downgraded) = &self.downgraded {
             return Some((downgraded.from, &downgraded.cause));
         }

@@ -41,6 +41,16 @@ pub enum Effect {
     ArmReceiver,
     /// Hold the guest still at the source, durably; the attempt before it is forgotten there.
     HoldGuest,
+    /// Ask the guest at the source to turn itself off, or learn that it is off.
+    ShutDownGuest,
+    /// Start the guest's QEMU at the destination, which stands still with the disks locked; or, of a
+    /// VM that is off, take its definition there.
+    StartReceiver,
+    /// Start the guest anew at the source, from its disks.
+    RestartSource {
+        /// That the receiver is gone.
+        proof: GoneProof,
+    },
     /// Begin to send, or learn that it is under way.
     StartTransfer {
         /// Where the receiver listens.
@@ -112,6 +122,9 @@ impl Effect {
             Self::TryAdmit => "try_admit",
             Self::ArmReceiver => "arm_receiver",
             Self::HoldGuest => "hold_guest",
+            Self::ShutDownGuest => "shut_down_guest",
+            Self::StartReceiver => "start_receiver",
+            Self::RestartSource { .. } => "restart_source",
             Self::StartTransfer { .. } => "start_transfer",
             Self::StartPostcopy => "start_postcopy",
             Self::RecoverReceiver => "recover_receiver",
@@ -128,16 +141,26 @@ impl Effect {
         }
     }
 
+    /// Says whether a QEMU is started by it that boots the guest from its disks, so that whoever
+    /// carries it out has to be told the VM's definition.
+    #[must_use]
+    pub const fn starts_from_disks(&self) -> bool {
+        matches!(self, Self::StartReceiver | Self::RestartSource { .. })
+    }
+
     /// Returns the agent that carries it out. `None` if the planner does so itself.
     #[must_use]
     pub const fn side(&self) -> Option<Side> {
         match self {
             Self::TryAdmit | Self::Commit => None,
             Self::ArmReceiver
+            | Self::StartReceiver
             | Self::RecoverReceiver
             | Self::ContinueDestination
             | Self::DestroyReceiver { .. } => Some(Side::Destination),
             Self::HoldGuest
+            | Self::ShutDownGuest
+            | Self::RestartSource { .. }
             | Self::StartTransfer { .. }
             | Self::StartPostcopy
             | Self::ResumeTransfer { .. }
@@ -158,7 +181,10 @@ impl Migration {
     pub const fn begins_with(&self, effect: &Effect) -> bool {
         let unordered = match &self.phase {
             Phase::Admitted { .. }
-            | Phase::Captured { switchover: Switchover::Held { .. }, .. } => true,
+            | Phase::Captured {
+                switchover: Switchover::Held { .. } | Switchover::Down { .. },
+                ..
+            } => true,
             Phase::Queued { .. }
             | Phase::Captured { .. }
             | Phase::Restored { .. }
@@ -172,9 +198,12 @@ impl Migration {
         let begins = match effect {
             Effect::ArmReceiver
             | Effect::HoldGuest
+            | Effect::ShutDownGuest
+            | Effect::StartReceiver
             | Effect::StartTransfer { .. }
             | Effect::StartPostcopy => true,
-            Effect::TryAdmit
+            Effect::RestartSource { .. }
+            | Effect::TryAdmit
             | Effect::OrderSwitchover
             | Effect::RecoverReceiver
             | Effect::ResumeTransfer { .. }
@@ -209,11 +238,13 @@ impl Migration {
             }
             Phase::Admitted { stage: Stage::Clearing { cause }, .. } => Some(destroy(cause)),
             Phase::Admitted { stage: Stage::Holding { .. }, .. } => Some(Effect::HoldGuest),
+            Phase::Admitted { stage: Stage::ShuttingDown, .. } => Some(Effect::ShutDownGuest),
             Phase::Captured { switchover, .. } => match switchover {
                 Switchover::Held { listener } => {
                     Some(Effect::StartTransfer { listener: listener.clone() })
                 }
                 Switchover::Withheld => None,
+                Switchover::Down { .. } => Some(Effect::StartReceiver),
                 Switchover::Ordered => Some(Effect::OrderSwitchover),
                 Switchover::Forward => Some(Effect::KillSource {
                     cause: "the switchover is overdue and the destination has everything".into(),
@@ -228,6 +259,9 @@ impl Migration {
             Phase::RollingBack { back, cause, .. } => Some(match back {
                 Back::Cancelling => Effect::CancelTransfer { cause: cause.to_string() },
                 Back::Clearing | Back::Undoing | Back::PoweredOff => destroy(cause),
+                Back::Resuming { gone } if self.method == Method::Cold => {
+                    Effect::RestartSource { proof: gone.clone() }
+                }
                 Back::Resuming { gone } => Effect::ResumeSource { proof: gone.clone() },
             }),
             Phase::Failed { cleanup, cause, owner, .. } => match (cleanup, cause) {

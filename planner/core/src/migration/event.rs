@@ -200,6 +200,14 @@ pub enum Event {
         /// What they are from now on.
         limits: Limits,
     },
+    /// The guest turned itself off at the source, as it was asked to for its move, or was off before:
+    /// nothing of it runs, and its disks are closed.
+    SourceShutDown {
+        /// How it is known.
+        proof: GoneProof,
+    },
+    /// The guest was asked to turn itself off, and runs on though its time for that has passed.
+    ShutdownRefused,
     /// A human has looked and says which side's guest is the right one.
     Resolved {
         /// Which.
@@ -259,6 +267,8 @@ impl Event {
             Self::GateExpired => "gate_expired",
             Self::Diverges { .. } => "diverges",
             Self::LimitsSet { .. } => "limits_set",
+            Self::SourceShutDown { .. } => "source_shut_down",
+            Self::ShutdownRefused => "shutdown_refused",
             Self::Resolved { .. } => "resolved",
         }
     }

@@ -125,11 +125,16 @@ impl Migration {
                     | Stage::Parting { .. }
                     | Stage::Recalling { .. }
                     | Stage::Clearing { .. }
+                    | Stage::ShuttingDown
                     | Stage::Holding { .. },
                 ..
             }
             | Phase::Captured {
-                switchover: Switchover::Held { .. } | Switchover::Ordered | Switchover::Forward,
+                switchover:
+                    Switchover::Held { .. }
+                    | Switchover::Down { .. }
+                    | Switchover::Ordered
+                    | Switchover::Forward,
                 ..
             }
             | Phase::Committed { .. }

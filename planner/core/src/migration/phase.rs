@@ -96,6 +96,8 @@ pub enum Stage {
         /// Why it was refused.
         cause: Cause,
     },
+    /// The guest was granted to be shut down: the source has to ask it to turn itself off.
+    ShuttingDown,
     /// The receiver listens: the guest is to be held still before anything is sent.
     Holding {
         /// Where the receiver listens.
@@ -123,10 +125,15 @@ pub enum Switchover {
     Ordered,
     /// Ordered, in doubt, and decided forward: the silent source is to be killed first.
     Forward,
+    /// The guest is shut down, with its disks closed: it is to be started at the destination.
+    Down {
+        /// That nothing of it runs at the source.
+        source: GoneProof,
+    },
 }
 
 /// How the guest is doing where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -134,6 +141,7 @@ pub enum Switchover {
 )]
 pub enum Guest {
     /// Its QEMU process is there.
+    #[default]
     Present,
     /// It turned itself off.
     PoweredOff,

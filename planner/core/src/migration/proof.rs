@@ -115,6 +115,8 @@ pub enum SourceWord {
     Gone(GoneProof),
     /// It stands still and serves the memory that has not arrived yet: there is no way back.
     Serves(Word),
+    /// The guest is shut down there, with its disks closed: it can be started again from them.
+    ShutDown(GoneProof),
 }
 
 /// Why ownership may move: what both QEMUs said.

@@ -10,7 +10,8 @@ use super::{
     ProofKind, Ran, Receiver, SourceWord, Stage, Stood, Switchover, Takes, Terms, Word,
 };
 use crate::evidence::{
-    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, Sides, Times, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, Ready, RunState, Seen, Shutdown, Sides,
+    Times, TransferState,
 };
 
 pub(crate) const ID: MigrationId = MigrationId::from_u128(1);
@@ -30,6 +31,7 @@ pub(crate) fn terms() -> Terms {
         transfer_timeout: Millis(3_600_000),
         stall_limit: Millis(30_000),
         switchover_limit: Millis(30_000),
+        shutdown_limit: Millis(120_000),
         max_bandwidth: BytesPerSec(0),
         auto_converge: AutoConverge::Off,
         gates: Gates::OPEN,
@@ -51,6 +53,7 @@ pub(crate) fn opening() -> Opening {
         source: host("a"),
         method: Method::Precopy,
         terms: terms(),
+        found: Guest::Present,
         generation: GENERATION,
         deadline: DEADLINE,
     }
@@ -336,6 +339,61 @@ pub(crate) fn all() -> Vec<(&'static str, Migration)> {
     ]
 }
 
+/// The same row, of a guest that is shut down for its move.
+fn cold(row: Migration) -> Migration {
+    Migration { method: Method::Cold, ..row }
+}
+
+/// The same, of a VM that was off before.
+fn off(row: Migration) -> Migration {
+    Migration { found: Guest::PoweredOff, ..cold(row) }
+}
+
+pub(crate) fn handover_down() -> Handover {
+    let word = Word { transfer: TransferState::None, ..word(RunState::Prelaunch) };
+    Handover { source: SourceWord::ShutDown(gone("a")), destination: word }
+}
+
+/// Every kind of row of a guest that is shut down, or was off.
+pub(crate) fn all_cold() -> Vec<(&'static str, Migration)> {
+    let shutting_down =
+        || in_phase(Phase::Admitted { destination: host("b"), stage: Stage::ShuttingDown });
+    let down = || captured(Switchover::Down { source: gone("a") });
+    let resuming = || rolling_back(Back::Resuming { gone: gone("b") });
+    vec![
+        ("queued", cold(waiting())),
+        ("shutting down", cold(shutting_down())),
+        ("down", cold(down())),
+        ("restored", cold(restored(handover_down()))),
+        ("committed", cold(committed(handover_down()))),
+        ("attached", cold(attached(Guest::Present))),
+        ("cancelling", cold(rolling_back(Back::Cancelling))),
+        ("clearing", cold(rolling_back(Back::Clearing))),
+        ("undoing", cold(rolling_back(Back::Undoing))),
+        ("resuming", cold(resuming())),
+        ("powered off", cold(rolling_back(Back::PoweredOff))),
+        ("off queued", off(waiting())),
+        ("off asked", off(shutting_down())),
+        ("off down", off(down())),
+        ("off restored", off(restored(handover_down()))),
+        ("off committed", off(committed(handover_down()))),
+        ("off attached", off(attached(Guest::PoweredOff))),
+        ("off undoing", off(rolling_back(Back::Undoing))),
+    ]
+}
+
+/// Every kind of event that happens to such rows, and the first of those that do not.
+pub(crate) fn events_cold() -> Vec<(&'static str, Event)> {
+    let mut found = events();
+    found.retain(|(name, _)| *name != "both");
+    found.extend([
+        ("both down", Event::BothComplete { proof: handover_down() }),
+        ("shut down", Event::SourceShutDown { proof: gone("a") }),
+        ("will not", Event::ShutdownRefused),
+    ]);
+    found
+}
+
 /// Every kind of event, under the name that the table prints.
 pub(crate) fn events() -> Vec<(&'static str, Event)> {
     let error = || "broken pipe".to_owned();
@@ -411,6 +469,8 @@ pub(crate) fn source_seen() -> Seen {
         handed: Handed::No,
         gave_up: None,
         held: Held::No,
+        shutdown: Shutdown::Unasked,
+        ready: Ready::No,
         continued: Continued::Yes,
         stopped_at_us: 0,
         resumed_at_us: 0,

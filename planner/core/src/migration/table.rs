@@ -4,6 +4,7 @@
 //! The table as a reviewer reads it is printed by the test `the_table_is_as_reviewed`.
 
 mod back;
+mod cold;
 mod converge;
 mod divided;
 mod end;
@@ -11,6 +12,8 @@ mod forward;
 mod gates;
 mod held;
 mod recall;
+
+use vmferry_types::HostId;
 
 use super::{Back, Event, Migration, Phase, Refusal, SourceWord, Stage, Switchover};
 
@@ -22,6 +25,9 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
     }
     if let Some(next) = divided::next(at).or_else(|| gates::next(at)).or_else(|| converge::next(at))
     {
+        return next;
+    }
+    if let Some(next) = cold::next(at) {
         return next;
     }
     match &migration.phase {
@@ -43,22 +49,15 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
         Phase::Admitted { destination, stage: Stage::Holding { listener } } => {
             held::holding(at, destination, listener)
         }
-        Phase::Captured { destination, switchover: Switchover::Held { .. } } => {
-            held::held(at, destination)
+        Phase::Admitted { destination, stage: Stage::ShuttingDown } => {
+            cold::shutting_down(at, destination)
         }
-        Phase::Captured { destination, switchover: Switchover::Withheld } => {
-            forward::withheld(at, destination)
-        }
-        Phase::Captured { destination, switchover: Switchover::Ordered } => {
-            forward::ordered(at, destination)
-        }
-        Phase::Captured { destination, switchover: Switchover::Forward } => {
-            forward::decided_forward(at, destination)
-        }
+        Phase::Captured { destination, switchover } => captured(at, destination, switchover),
         Phase::Restored { destination, proof } => match &proof.source {
             SourceWord::Completed(_) => forward::restored(at, destination, proof),
             SourceWord::Gone(_) => forward::restored_alone(at, destination, proof),
             SourceWord::Serves(_) => divided::restored(at, destination, proof),
+            SourceWord::ShutDown(_) => cold::restored(at, destination, proof),
         },
         Phase::Committed { destination, proof, generation } => {
             end::committed(at, destination, proof, *generation)
@@ -80,6 +79,16 @@ pub(super) fn next(migration: &Migration, event: &Event) -> Result<Phase, Refusa
         Phase::Done { .. } => end::done(event),
         Phase::Aborted { .. } => end::aborted(event),
         Phase::Failed { cleanup, .. } => end::failed(at, *cleanup),
+    }
+}
+
+fn captured(at: At<'_>, destination: &HostId, switchover: &Switchover) -> Result<Phase, Refusal> {
+    match switchover {
+        Switchover::Down { .. } => cold::down(at, destination),
+        Switchover::Held { .. } => held::held(at, destination),
+        Switchover::Withheld => forward::withheld(at, destination),
+        Switchover::Ordered => forward::ordered(at, destination),
+        Switchover::Forward => forward::decided_forward(at, destination),
     }
 }
 

@@ -43,6 +43,12 @@ pub struct Terms {
     /// What may be done if the live transfer is refused. Rows of before it was asked for say no.
     #[cfg_attr(feature = "serde", serde(default))]
     pub downgrade: Downgrade,
+    /// How long a guest that is to be shut down has to turn itself off.
+    #[cfg_attr(
+        feature = "serde",
+        serde(with = "crate::record::number", default = "Terms::shutdown_limit_of_before")
+    )]
+    pub shutdown_limit: Millis,
     /// What is done if a precopy does not converge. Rows of before it was asked for let it run out.
     #[cfg_attr(feature = "serde", serde(default))]
     pub not_converging: NotConverging,
@@ -52,6 +58,14 @@ pub struct Terms {
 #[cfg(feature = "serde")]
 const fn gate_deadline_of_old_rows() -> Millis {
     Millis(600_000)
+}
+
+impl Terms {
+    /// What rows of before it was asked for allow: none of them shuts a guest down.
+    #[cfg(feature = "serde")]
+    const fn shutdown_limit_of_before() -> Millis {
+        Millis(120_000)
+    }
 }
 
 /// What is done if a precopy does not converge.
@@ -115,22 +129,45 @@ pub enum Downgrade {
     Never,
     /// The guest may be held still while its memory crosses.
     Snapshot,
+    /// The guest may be shut down, where QEMU names something that lets it move in no other way: this
+    /// is the grant to do so (rule R8).
+    Cold,
 }
 
 impl Downgrade {
+    /// Says whether the guest may be held while its memory crosses. Whoever may shut it down may.
+    #[must_use]
+    pub const fn may_hold(self) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Snapshot | Self::Cold => true,
+        }
+    }
+
+    /// Says whether it may be so where nobody asks for it: what shuts a guest down has to be granted
+    /// for each VM (rule R8).
+    #[must_use]
+    pub const fn may_be_default(self) -> bool {
+        match self {
+            Self::Never | Self::Snapshot => true,
+            Self::Cold => false,
+        }
+    }
+
     /// Returns the one spelling of this value.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
             Self::Never => "never",
             Self::Snapshot => "snapshot",
+            Self::Cold => "cold",
         }
     }
 
     /// Reads a label; `None` if there is no such value.
     #[must_use]
     pub fn from_label(label: &str) -> Option<Self> {
-        [Self::Never, Self::Snapshot].into_iter().find(|value| value.label() == label)
+        [Self::Never, Self::Snapshot, Self::Cold].into_iter().find(|value| value.label() == label)
     }
 }
 

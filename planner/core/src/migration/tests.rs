@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 
 use expect_test::expect_file;
 use proptest::prelude::*;
-use vmferry_types::{Millis, PowerState};
+use vmferry_types::PowerState;
 
 use super::*;
 
@@ -38,12 +38,14 @@ fn rank(row: &Migration) -> u8 {
             Switchover::Ordered => 1,
             Switchover::Forward => 2,
             Switchover::Held { .. } => 3,
+            Switchover::Down { .. } => 4,
         },
         Phase::Restored { .. } if row.waits_at().is_some() => 3,
         Phase::Restored { proof, .. } | Phase::Committed { proof, .. } => match proof.source {
             SourceWord::Completed(_) => 0,
             SourceWord::Gone(_) => 1,
             SourceWord::Serves(_) => 2,
+            SourceWord::ShutDown(_) => 3,
         },
         Phase::Attached { proof: Handover { source: SourceWord::Serves(_), .. }, .. } => 2,
         Phase::Attached { guest, .. } => match guest {
@@ -109,6 +111,51 @@ fn the_table_is_as_reviewed() {
     expect_file!["table/table.txt"].assert_eq(&text);
 }
 
+/// What a cold row has become, in few letters.
+fn name_cold(after: &Migration) -> String {
+    let found = rows::all_cold().into_iter().find(|(_, other)| {
+        std::mem::discriminant(&other.phase) == std::mem::discriminant(&after.phase)
+            && other.outstanding().map(|e| e.label()) == after.outstanding().map(|e| e.label())
+            && rank(other) == rank(after)
+            && other.found == after.found
+    });
+    found.map_or_else(|| after.label().label().to_owned(), |(name, _)| name.to_owned())
+}
+
+#[test]
+fn the_table_of_guests_that_are_shut_down_is_as_reviewed() {
+    let mut text = String::from(
+        "Row of a guest that is shut down, or was off × event: the row after, '.' stale, '!' illegal, \
+         'too late' told to the caller.\nWhat each row owes.\n",
+    );
+    for events in rows::events_cold().chunks(8) {
+        write!(text, "\n{:<15}", "").unwrap();
+        for (event, _) in events {
+            write!(text, "{event:<15}").unwrap();
+        }
+        end_line(&mut text);
+        for (row_name, row) in rows::all_cold() {
+            write!(text, "{row_name:<15}").unwrap();
+            for (_, event) in events {
+                let cell = match row.apply(event) {
+                    Ok(after) => name_cold(&after),
+                    Err(Refusal::Stale) => ".".to_owned(),
+                    Err(Refusal::Illegal) => "!".to_owned(),
+                    Err(Refusal::TooLate) => "too late".to_owned(),
+                };
+                write!(text, "{cell:<15}").unwrap();
+            }
+            end_line(&mut text);
+        }
+    }
+    text.push('\n');
+    for (row_name, row) in rows::all_cold() {
+        let effect = row.outstanding().map_or("-", |effect| effect.label());
+        writeln!(text, "{row_name:<15}{effect}").unwrap();
+    }
+    expect_file!["table/cold.txt"].assert_eq(&text);
+}
+
 #[test]
 fn what_is_owed_is_as_reviewed() {
     let mut text =
@@ -136,8 +183,10 @@ fn only_what_is_carried_out_is_opened() {
     for method in Method::ALL {
         let opened = Migration::open(Opening { method: *method, ..rows::opening() });
         match method {
-            Method::Precopy | Method::Postcopy | Method::Snapshot => assert!(opened.is_ok()),
-            Method::Cold | Method::DiskCopy => {
+            Method::Precopy | Method::Postcopy | Method::Snapshot | Method::Cold => {
+                assert!(opened.is_ok());
+            }
+            Method::DiskCopy => {
                 let refusal = opened.unwrap_err();
                 assert_eq!(refusal.code(), "method_not_available");
                 assert!(refusal.to_string().contains(method.label()), "{refusal}");
@@ -432,7 +481,10 @@ fn a_row_from_before_there_was_a_gate_before_the_start_is_read() {
     terms.remove("gate_deadline");
     terms["gates"].as_object_mut().unwrap().remove("start");
     let read: Migration = serde_json::from_value(value).unwrap();
-    assert_eq!((read.terms.gates, read.terms.gate_deadline), (Gates::OPEN, Millis(600_000)));
+    assert_eq!(
+        (read.terms.gates, read.terms.gate_deadline),
+        (Gates::OPEN, vmferry_types::Millis(600_000))
+    );
 }
 
 #[cfg(feature = "serde")]

@@ -346,7 +346,7 @@ fn a_request_that_meets_a_full_fleet_waits_from_its_first_refusal_and_not_for_ev
 }
 
 fn opened(deadline: Timestamp) -> Migration {
-    use vmferry_planner_core::migration::{AutoConverge, Downgrade, Gates, Terms};
+    use vmferry_planner_core::migration::{AutoConverge, Downgrade, Gates, Guest, Terms};
     use vmferry_types::{BytesPerSec, Generation, Method, MigrationId};
 
     Migration::open(Opening {
@@ -362,12 +362,14 @@ fn opened(deadline: Timestamp) -> Migration {
             transfer_timeout: Millis(3_600_000),
             stall_limit: Millis(30_000),
             switchover_limit: Millis(30_000),
+            shutdown_limit: Millis(120_000),
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates: Gates::OPEN,
             gate_deadline: Millis(600_000),
             downgrade: Downgrade::Never,
         },
+        found: Guest::Present,
         generation: Generation::FIRST,
         deadline,
     })

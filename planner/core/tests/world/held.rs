@@ -177,14 +177,17 @@ fn at(step: Step, world: &World) -> bool {
             Stage::Clearing { .. } => step == Step::Clearing,
             Stage::Arming => again && step == Step::Arming,
             Stage::Holding { .. } => step == Step::Holding,
-            Stage::Waiting { .. } | Stage::Transferring { .. } | Stage::Parting { .. } => false,
+            Stage::Waiting { .. }
+            | Stage::Transferring { .. }
+            | Stage::Parting { .. }
+            | Stage::ShuttingDown => false,
         },
         Phase::Captured { switchover, .. } => match switchover {
             Switchover::Held { .. } => {
                 step == Step::Crossing && world.hosts.source.transfer == TransferState::Active
             }
             Switchover::Ordered => step == Step::Ordered,
-            Switchover::Withheld | Switchover::Forward => false,
+            Switchover::Withheld | Switchover::Forward | Switchover::Down { .. } => false,
         },
         Phase::Queued { .. }
         | Phase::Restored { .. }

@@ -5,7 +5,8 @@
 //! after the order resumes by itself.
 
 use vmferry_planner_core::evidence::{
-    Continued, Ended, Handed, Heard, Held, Knowledge, RunState, Seen, TransferState,
+    Continued, Ended, Handed, Heard, Held, Knowledge, Ready, RunState, Seen, Shutdown,
+    TransferState,
 };
 use vmferry_planner_core::migration::{Effect, GoneProof, Process, ProofKind, Side};
 use vmferry_types::{Claim, Generation, HostId, MigrationId, Millis, Role, Timestamp};
@@ -162,6 +163,8 @@ impl End {
             handed: self.handed,
             gave_up: self.gave_up.clone(),
             held: self.hold,
+            shutdown: Shutdown::Unasked,
+            ready: Ready::No,
             continued: self.continued,
             stopped_at_us: self.stopped_at,
             resumed_at_us: self.resumed_at,
@@ -281,6 +284,9 @@ impl Hosts {
                 Effect::TryAdmit
                 | Effect::ArmReceiver
                 | Effect::HoldGuest
+                | Effect::ShutDownGuest
+                | Effect::StartReceiver
+                | Effect::RestartSource { .. }
                 | Effect::StartTransfer { .. }
                 | Effect::OrderSwitchover
                 | Effect::StartPostcopy
@@ -304,7 +310,10 @@ impl Hosts {
             Effect::StartTransfer { .. } => self.start(),
             Effect::OrderSwitchover => self.order(),
             Effect::KillSource { .. } => self.end_source(),
-            Effect::StartPostcopy
+            Effect::ShutDownGuest
+            | Effect::StartReceiver
+            | Effect::RestartSource { .. }
+            | Effect::StartPostcopy
             | Effect::RecoverReceiver
             | Effect::ResumeTransfer { .. }
             | Effect::SetLimits { .. } => Answer::Refused("not in this world"),

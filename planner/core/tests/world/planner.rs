@@ -2,8 +2,8 @@
 
 use vmferry_planner_core::evidence::{Seen, Sides, Times, permit, read};
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Effect, Entry, Event, Gates, Listener, Migration, NotConverging,
-    Opening, Side, Terms,
+    AutoConverge, Downgrade, Effect, Entry, Event, Gates, Guest, Listener, Migration,
+    NotConverging, Opening, Side, Terms,
 };
 use vmferry_planner_core::stuck;
 use vmferry_types::{BytesPerSec, Claim, Method, Millis, Timestamp, VmId};
@@ -55,6 +55,7 @@ impl World {
             transfer_timeout: Millis(3_600_000),
             stall_limit: Millis(30_000),
             switchover_limit: Millis(30_000),
+            shutdown_limit: Millis(120_000),
             max_bandwidth: BytesPerSec(0),
             auto_converge: AutoConverge::Off,
             gates,
@@ -68,6 +69,7 @@ impl World {
             source: host("a"),
             method,
             terms,
+            found: Guest::Present,
             generation: FIRST,
             deadline: Timestamp(u64::MAX),
         })

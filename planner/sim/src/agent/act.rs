@@ -60,6 +60,9 @@ impl Agent {
             Action::HoldGuest(_) => self.hold(vm, word).await,
             // Its transfers have no limits that anybody could tell.
             Action::SetLimits(_) => Err(Refusal::new("wrong_state", "nothing crosses")),
+            Action::ShutDownGuest(_) | Action::StartReceiver(_) => {
+                Err(Refusal::new("invalid", "is not simulated"))
+            }
         };
         if let Err(refusal) = &outcome {
             self.world.note(|| {
@@ -211,6 +214,8 @@ pub(crate) const fn label(action: &Action) -> &'static str {
         Action::KillSource(_) => "kill_source",
         Action::ForgetVm(_) => "forget_vm",
         Action::HoldGuest(_) => "hold_guest",
+        Action::ShutDownGuest(_) => "shut_down_guest",
+        Action::StartReceiver(_) => "start_receiver",
         Action::StartPostcopy(_) => "start_postcopy",
         Action::RecoverReceiver(_) => "recover_receiver",
         Action::ResumeTransfer(_) => "resume_transfer",
@@ -222,6 +227,8 @@ pub(crate) const fn label(action: &Action) -> &'static str {
 pub(super) const fn lets_run(action: &Action) -> bool {
     match action {
         Action::StartVm(_)
+        | Action::ShutDownGuest(_)
+        | Action::StartReceiver(_)
         | Action::ArmReceiver(_)
         | Action::StartTransfer(_)
         | Action::OrderSwitchover(_)

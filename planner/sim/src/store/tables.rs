@@ -11,7 +11,9 @@ use vmferry_planner::store::{
 };
 use vmferry_planner::view;
 use vmferry_planner_core::lifecycle::EmptyingId;
-use vmferry_planner_core::migration::{Entry, Event, Flight, Gates, Migration, Phase, Terms};
+use vmferry_planner_core::migration::{
+    Entry, Event, Flight, Gates, Guest, Migration, Phase, Terms,
+};
 use vmferry_types::{
     Bytes, Claim, HostId, MigrationId, MilliCpu, Millis, PowerState, Seq, Timestamp, VmId,
 };
@@ -443,7 +445,11 @@ fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
     if let Some(admission) = vm.admission {
         return Some(Refused::InFlight { admission });
     }
-    if vm.power != PowerState::Running {
+    let found = match migration.found {
+        Guest::Present => PowerState::Running,
+        Guest::PoweredOff => PowerState::Stopped,
+    };
+    if vm.power != found {
         return Some(Refused::Power { power: vm.power });
     }
     if vm.host.as_ref() != Some(&migration.source) || vm.generation != migration.generation {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, drain, job};
 use vmferry_planner_core::maintenance::Mode;
-use vmferry_planner_core::migration::{Blocker, Migration, Opening};
+use vmferry_planner_core::migration::{Blocker, Guest, Migration, Opening};
 use vmferry_proto::v1;
 use vmferry_types::{HostId, Method, MigrationId, PowerState, VmId};
 
@@ -43,6 +43,20 @@ pub(super) enum Way {
     Back,
 }
 
+/// How a VM is carried, and how its guest is.
+#[derive(Clone, Copy)]
+struct Carried {
+    method: Method,
+    found: Guest,
+}
+
+impl Carried {
+    const LIVE: Self = Self { method: Method::Precopy, found: Guest::Present };
+    /// Granted by the policy, by name.
+    const SHUT_DOWN: Self = Self { method: Method::Cold, found: Guest::Present };
+    const OFF: Self = Self { method: Method::Cold, found: Guest::PoweredOff };
+}
+
 /// Where a VM may go now.
 enum Door {
     Go(Result<Grant, String>),
@@ -61,17 +75,20 @@ impl Run<'_> {
             return Ok(Written::Nothing);
         };
         // What else is so is seen with the next facts.
-        let (PowerState::Running, Some(source), None) = (vm.power, &vm.host, vm.admission) else {
+        let (Some(source), None) = (&vm.host, vm.admission) else {
             return Ok(Written::Nothing);
         };
-        if begin.mode == Mode::Cold {
-            let error =
-                "moving a VM while it is stopped is not available in this release".to_owned();
-            return self.not_begun(vm.id, error).await;
-        }
+        let carried = match (vm.power, begin.mode) {
+            (PowerState::Running, Mode::Live) => Carried::LIVE,
+            (PowerState::Running, Mode::Cold) => Carried::SHUT_DOWN,
+            (PowerState::Stopped, Mode::Live | Mode::Cold) => Carried::OFF,
+            (PowerState::Starting | PowerState::Stopping | PowerState::Lost, _) => {
+                return Ok(Written::Nothing);
+            }
+        };
         let sake = self.sake();
-        match self.look(&begin, &vm, source, &sake).await? {
-            Door::Go(grant) => self.open(&vm, source.clone(), sake, grant).await,
+        match self.look(&begin, &vm, source, (carried.method, &sake)).await? {
+            Door::Go(grant) => self.open(&vm, (source.clone(), carried), sake, grant).await,
             Door::Later => Ok(Written::Nothing),
             Door::Never(blockers) => self.not_begun(vm.id, words(&blockers)).await,
         }
@@ -96,10 +113,10 @@ impl Run<'_> {
         begin: &Begin,
         vm: &VmRow,
         source: &HostId,
-        sake: &Sake,
+        how: (Method, &Sake),
     ) -> Result<Door, StoreError> {
         let there =
-            admission::destination(self.planner, vm, source, Some(&begin.planned), sake).await?;
+            admission::destination(self.planner, vm, source, Some(&begin.planned), how).await?;
         let refused = match there {
             Found::Destination(grant) => return Ok(Door::Go(Ok(grant))),
             Found::Wait { blockers, .. } | Found::Never { blockers } => blockers,
@@ -117,7 +134,7 @@ impl Run<'_> {
         if begin.way == Way::Back {
             return Ok(never_or_later(refused));
         }
-        Ok(match admission::destination(self.planner, vm, source, None, sake).await? {
+        Ok(match admission::destination(self.planner, vm, source, None, how).await? {
             Found::Destination(grant) => Door::Go(Ok(grant)),
             Found::Wait { note, .. } => match begin.way {
                 Way::Out => Door::Go(Err(note)),
@@ -131,7 +148,7 @@ impl Run<'_> {
     async fn open(
         &mut self,
         vm: &VmRow,
-        source: HostId,
+        (source, carried): (HostId, Carried),
         sake: Sake,
         grant: Result<Grant, String>,
     ) -> Result<Written, StoreError> {
@@ -144,7 +161,8 @@ impl Run<'_> {
             id,
             vm: vm.id,
             source,
-            method: Method::Precopy,
+            method: carried.method,
+            found: carried.found,
             terms,
             generation: vm.generation,
             deadline: self.planner.queue_deadline(0),

@@ -30,6 +30,9 @@ impl Run<'_> {
                 | Effect::Commit
                 | Effect::ContinueDestination
                 | Effect::StartPostcopy
+                | Effect::ShutDownGuest
+                | Effect::StartReceiver
+                | Effect::RestartSource { .. }
                 | Effect::RecoverReceiver
                 | Effect::ResumeTransfer { .. }
                 | Effect::SetLimits { .. }

@@ -1,7 +1,7 @@
 //! What is decided together, under the write lock, before a migration holds anything.
 
 use sqlx::Row as _;
-use vmferry_planner_core::migration::{Entry, Event, Migration};
+use vmferry_planner_core::migration::{Entry, Event, Guest, Migration};
 use vmferry_types::{Claim, PowerState, Seq, Timestamp};
 
 use super::emptying::write_changes;
@@ -23,7 +23,11 @@ fn vm_refusal(migration: &Migration, vm: &VmRow) -> Option<Refused> {
     if let Some(admission) = vm.admission {
         return Some(Refused::InFlight { admission });
     }
-    if vm.power != PowerState::Running {
+    let found = match migration.found {
+        Guest::Present => PowerState::Running,
+        Guest::PoweredOff => PowerState::Stopped,
+    };
+    if vm.power != found {
         return Some(Refused::Power { power: vm.power });
     }
     if vm.host.as_ref() != Some(&migration.source) || vm.generation != migration.generation {

@@ -1,6 +1,6 @@
 //! What each command does to a fake QEMU.
 
-use vmferry_proto::v1::{ArmReceiver, ResumeSource, StartVm};
+use vmferry_proto::v1::{ArmReceiver, ResumeSource, StartReceiver, StartVm};
 
 use super::*;
 
@@ -58,6 +58,14 @@ impl State {
             }
             Action::HoldGuest(_) => hold(vm, now),
             Action::SetLimits(set) => vm.limits = set.limits,
+            Action::ShutDownGuest(_) if vm.alive => {
+                vm.shutdown_asked = true;
+                if pace != Pace::Endless {
+                    shut_down(vm);
+                }
+            }
+            Action::ShutDownGuest(_) => vm.gone = true,
+            Action::StartReceiver(start) => start_receiver(vm, start, pid),
             Action::StartPostcopy(_) | Action::RecoverReceiver(_) | Action::ResumeTransfer(_) => {
                 return Err(refused(
                     host,
@@ -87,6 +95,24 @@ fn start_vm(vm: &mut FakeVm, start: &StartVm, pid: u32) {
     vm.definition.clone_from(&start.definition);
     let outline = vmferry_planner::definition::Outline::read(&start.definition);
     vm.name = outline.unwrap().name;
+}
+
+/// The guest turns itself off.
+pub(super) fn shut_down(vm: &mut FakeVm) {
+    (vm.alive, vm.gone) = (false, true);
+    "shutdown".clone_into(&mut vm.run_state);
+}
+
+fn start_receiver(vm: &mut FakeVm, start: &StartReceiver, pid: u32) {
+    let outline = vmferry_planner::definition::Outline::read(&start.definition);
+    vm.name = outline.unwrap().name;
+    vm.definition.clone_from(&start.definition);
+    if start.stays_off {
+        end(vm, "stopped");
+    } else if !vm.ready {
+        begin(vm, "receiver", "prelaunch", pid);
+    }
+    vm.ready = true;
 }
 
 fn arm_receiver(vm: &mut FakeVm, arm: &ArmReceiver, pid: u32) {
@@ -138,6 +164,10 @@ fn resume_source(vm: &mut FakeVm, host: &HostId, resume: &ResumeSource, now: u64
 }
 
 fn continue_destination(vm: &mut FakeVm, host: &HostId, now: u64) -> Answer<()> {
+    let ready = std::mem::take(&mut vm.ready);
+    if vm.role == "stopped" && ready {
+        return Ok(());
+    }
     if !vm.alive {
         return Err(refused(host, "receiver_gone", "the receiver is gone"));
     }
@@ -158,6 +188,7 @@ fn begin(vm: &mut FakeVm, role: &str, run_state: &str, pid: u32) {
     vm.run_state = run_state.to_owned();
     (vm.alive, vm.gone, vm.pid) = (true, false, pid);
     (vm.handed, vm.gave_up) = (false, false);
+    (vm.shutdown_asked, vm.ready) = (false, false);
     vm.ever_continued = role == "running";
     vm.transfer.clear();
     (vm.stopped_at_us, vm.resumed_at_us) = (0, 0);

@@ -66,6 +66,7 @@ impl Going<'_> {
             | Cause::TransferTimedOut
             | Cause::GateExpired { .. }
             | Cause::SwitchoverOverdue
+            | Cause::ShutdownRefused { .. }
             | Cause::ReceiverLost { .. }
             | Cause::GuestPoweredOff { .. }
             | Cause::GuestLost { .. }
@@ -116,6 +117,8 @@ pub(super) fn cancelling(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal>
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -155,6 +158,8 @@ pub(super) fn clearing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -212,6 +217,8 @@ pub(super) fn undoing(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -256,6 +263,8 @@ pub(super) fn resuming(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal> {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -297,6 +306,8 @@ pub(super) fn powered_off(at: At<'_>, going: Going<'_>) -> Result<Phase, Refusal
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }

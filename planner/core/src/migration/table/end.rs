@@ -66,12 +66,15 @@ pub(super) fn committed(
         Event::ReceiverGone { proof: gone, ran: Ran::Never } => match &proof.source {
             // Never continued, and its journal says so: the source's guest is still the only one.
             // One that served has been read whole by then, or it would be severed.
-            SourceWord::Completed(_) | SourceWord::Serves(_) => Phase::RollingBack {
-                destination: destination.clone(),
-                generation: generation.next(),
-                cause: Cause::ReceiverLost { proof: gone.clone() },
-                back: Back::Resuming { gone: gone.clone() },
-            },
+            // One that was shut down is started again from its disks.
+            SourceWord::Completed(_) | SourceWord::Serves(_) | SourceWord::ShutDown(_) => {
+                Phase::RollingBack {
+                    destination: destination.clone(),
+                    generation: generation.next(),
+                    cause: Cause::ReceiverLost { proof: gone.clone() },
+                    back: Back::Resuming { gone: gone.clone() },
+                }
+            }
             SourceWord::Gone(_) => owned.lost(Cause::GuestLost { proof: gone.clone() }),
         },
         Event::ReceiverGone { proof: gone, ran: Ran::Maybe } => {
@@ -110,6 +113,8 @@ pub(super) fn committed(
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -166,6 +171,8 @@ pub(super) fn attached(at: At<'_>, owned: Owned<'_>) -> Result<Phase, Refusal> {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => {
             return Err(Refusal::Illegal);
         }
@@ -304,6 +311,8 @@ const fn ended(event: &Event, cancel: Refusal) -> Refusal {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => Refusal::Stale,
     }
 }

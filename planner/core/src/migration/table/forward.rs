@@ -110,6 +110,8 @@ pub(super) fn queued(
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -119,7 +121,9 @@ pub(super) fn begin(method: Method, listener: &Listener) -> Stage {
     let listener = listener.clone();
     match method {
         Method::Precopy | Method::Postcopy => Stage::Transferring { listener },
-        Method::Snapshot | Method::Cold | Method::DiskCopy => Stage::Holding { listener },
+        Method::Snapshot | Method::DiskCopy => Stage::Holding { listener },
+        // Nothing is sent, so nobody listens.
+        Method::Cold => Stage::ShuttingDown,
     }
 }
 
@@ -189,6 +193,8 @@ pub(super) fn arming(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal>
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -221,6 +227,8 @@ pub(super) fn waiting(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::SourceContinued
         | Event::Overtaken { .. }
         | Event::PostcopyDue { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Severed { .. }
         | Event::ChannelBroke
         | Event::ChannelMended
@@ -291,6 +299,8 @@ pub(super) fn transferring(at: At<'_>, destination: &HostId) -> Result<Phase, Re
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -340,6 +350,8 @@ pub(super) fn withheld(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -396,6 +408,8 @@ pub(super) fn ordered(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -446,6 +460,8 @@ pub(super) fn decided_forward(at: At<'_>, destination: &HostId) -> Result<Phase,
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -501,6 +517,8 @@ pub(super) fn restored(
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -547,6 +565,8 @@ pub(super) fn restored_alone(
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

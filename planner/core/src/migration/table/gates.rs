@@ -63,6 +63,7 @@ fn expired(at: At<'_>) -> Result<Phase, Refusal> {
             SourceWord::Completed(_) if at.migration.method != Method::Postcopy => {
                 Ok(give_up(destination, Back::Undoing))
             }
+            SourceWord::ShutDown(_) => Ok(give_up(destination, Back::Undoing)),
             SourceWord::Completed(_) | SourceWord::Gone(_) | SourceWord::Serves(_) => {
                 Ok(commit(at.migration, destination, proof))
             }

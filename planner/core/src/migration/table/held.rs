@@ -54,6 +54,8 @@ pub(super) fn holding(
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -103,6 +105,8 @@ pub(super) fn held(at: At<'_>, destination: &HostId) -> Result<Phase, Refusal> {
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }

@@ -50,6 +50,8 @@ pub(super) fn recalling(at: At<'_>, destination: &HostId, cause: &Cause) -> Resu
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
@@ -98,6 +100,8 @@ pub(super) fn clearing(at: At<'_>, destination: &HostId) -> Result<Phase, Refusa
         | Event::GateExpired
         | Event::Diverges { .. }
         | Event::LimitsSet { .. }
+        | Event::SourceShutDown { .. }
+        | Event::ShutdownRefused
         | Event::Resolved { .. } => return Err(Refusal::Illegal),
     })
 }
