@@ -64,21 +64,8 @@ pub fn command(
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
         Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
         Effect::ShutDownGuest => Action::ShutDownGuest(v1::ShutDownGuest {}),
-        Effect::StartReceiver => {
-            let known = source.unwrap_or_default();
-            Action::StartReceiver(v1::StartReceiver {
-                definition: known.definition,
-                resolved_machine: known.resolved_machine,
-                stays_off: row.migration.found == Guest::PoweredOff,
-            })
-        }
-        Effect::RestartSource { .. } => {
-            let known = source.unwrap_or_default();
-            Action::StartVm(v1::StartVm {
-                definition: known.definition,
-                resolved_machine: known.resolved_machine,
-            })
-        }
+        Effect::StartReceiver => start_receiver(row, source.unwrap_or_default()),
+        Effect::RestartSource { .. } => start_again(source.unwrap_or_default()),
         Effect::StartPostcopy => Action::StartPostcopy(v1::StartPostcopy {}),
         Effect::RecoverReceiver => Action::RecoverReceiver(v1::RecoverReceiver {}),
         Effect::ResumeTransfer { listener } => Action::ResumeTransfer(v1::ResumeTransfer {
@@ -108,6 +95,21 @@ pub fn command(
         side,
         host,
         request: v1::ExecuteRequest { fence: Some(fence), action: Some(action) },
+    })
+}
+
+fn start_receiver(row: &MigrationRow, known: v1::SourceDescription) -> Action {
+    Action::StartReceiver(v1::StartReceiver {
+        definition: known.definition,
+        resolved_machine: known.resolved_machine,
+        stays_off: row.migration.found == Guest::PoweredOff,
+    })
+}
+
+fn start_again(known: v1::SourceDescription) -> Action {
+    Action::StartVm(v1::StartVm {
+        definition: known.definition,
+        resolved_machine: known.resolved_machine,
     })
 }
 

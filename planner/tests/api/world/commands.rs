@@ -58,13 +58,7 @@ impl State {
             }
             Action::HoldGuest(_) => hold(vm, now),
             Action::SetLimits(set) => vm.limits = set.limits,
-            Action::ShutDownGuest(_) if vm.alive => {
-                vm.shutdown_asked = true;
-                if pace != Pace::Endless {
-                    shut_down(vm);
-                }
-            }
-            Action::ShutDownGuest(_) => vm.gone = true,
+            Action::ShutDownGuest(_) => press(vm, pace),
             Action::StartReceiver(start) => start_receiver(vm, start, pid),
             Action::StartPostcopy(_) | Action::RecoverReceiver(_) | Action::ResumeTransfer(_) => {
                 return Err(refused(
@@ -95,6 +89,18 @@ fn start_vm(vm: &mut FakeVm, start: &StartVm, pid: u32) {
     vm.definition.clone_from(&start.definition);
     let outline = vmferry_planner::definition::Outline::read(&start.definition);
     vm.name = outline.unwrap().name;
+}
+
+/// The guest's power button is pressed.
+fn press(vm: &mut FakeVm, pace: Pace) {
+    if !vm.alive {
+        vm.gone = true;
+        return;
+    }
+    vm.shutdown_asked = true;
+    if pace != Pace::Endless {
+        shut_down(vm);
+    }
 }
 
 /// The guest turns itself off.
