@@ -13,6 +13,7 @@ mod fence;
 mod forward;
 mod held;
 mod left;
+mod leftovers;
 mod limits;
 mod outlived;
 mod planner;

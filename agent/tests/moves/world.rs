@@ -17,7 +17,7 @@ use vmferry_proto::v1::execute_request::Action;
 use vmferry_tls::{Expected, Identity, Security};
 
 use crate::planner::Planner;
-use crate::rom;
+use crate::{leftovers, rom};
 
 /// The longest that anything is waited for.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -113,6 +113,12 @@ impl Host {
 
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        leftovers::end(self.dir.path());
     }
 }
 
