@@ -12,8 +12,9 @@ use crate::planner::Planner;
 use crate::rest::{Caller, Secured};
 use crate::{grpc, reconciler, rest};
 
-/// Agents and clients that vanish are noticed within these.
-const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Agents and clients that vanish are noticed within these. A host reports more often than that: no
+/// connection that lives is asked.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A host report with thousands of VMs and their definitions stays below it.
 const MESSAGE_MAX: usize = 16 << 20;
