@@ -304,7 +304,7 @@ impl Client {
 }
 
 /// Loads the caller's own certificate.
-fn identity(dir: &Path) -> Result<Arc<Live>, Failure> {
+pub(crate) fn identity(dir: &Path) -> Result<Arc<Live>, Failure> {
     Live::open(dir, Use::Client).map_err(|error| {
         let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
         Failure::Usage {
@@ -371,7 +371,7 @@ fn never_sent(status: &Status) -> bool {
 }
 
 /// Returns the message with what caused it, each part once.
-fn chain(status: &Status) -> String {
+pub(crate) fn chain(status: &Status) -> String {
     let mut parts = vec![status.message().to_owned()];
     let mut source = status.source();
     while let Some(error) = source {

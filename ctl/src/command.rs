@@ -10,4 +10,5 @@ pub(crate) mod migration;
 pub(crate) mod pki;
 pub(crate) mod plan;
 pub(crate) mod queue;
+pub(crate) mod runtime;
 pub(crate) mod vm;

@@ -23,6 +23,7 @@ mod output;
 mod pki;
 mod plan;
 mod render;
+mod runtime;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -78,6 +79,9 @@ enum Command {
         #[arg(default_value = "", hide_default_value = true)]
         vm: String,
     },
+    /// Ask agents themselves, and move VMs between them, where there is no planner
+    #[command(subcommand)]
+    Runtime(command::runtime::Command),
     /// Make, show and renew the certificates of a fleet, as files on this machine
     #[command(subcommand)]
     Pki(command::pki::Command),
@@ -119,6 +123,9 @@ async fn run(cli: Cli, output: &Output) -> Result<(), Failure> {
         Command::Queue => command::queue::run(&connect()?, output).await,
         Command::Doctor { vm } => command::doctor::run(&vm, &connect()?, output).await,
         Command::Plan { file } => command::plan::run(&file, output),
+        Command::Runtime(command) => {
+            command::runtime::run(command, (given, &cli.config), output).await
+        }
         Command::Pki(command) => command::pki::run(command, output),
         Command::Completions { shell } => {
             output.text(&command::completions::script(shell));

@@ -7,5 +7,6 @@ pub(crate) mod host;
 pub(crate) mod migration;
 pub(crate) mod pki;
 pub(crate) mod quantity;
+pub(crate) mod runtime;
 pub(crate) mod table;
 pub(crate) mod vm;

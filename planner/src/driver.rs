@@ -5,7 +5,6 @@
 //! answered (rule R2). It holds nothing that matters: whatever it decided is in the row, so the
 //! task may be dropped at any await, and the next one goes on by the same path.
 
-pub mod command;
 pub mod emptying;
 pub mod migration;
 pub mod power;

@@ -30,6 +30,7 @@ pub mod partition;
 pub mod postcopy;
 pub mod records;
 pub mod refusal;
+pub mod runtime;
 pub mod steps;
 pub mod surface;
 pub mod tls;
@@ -162,6 +163,7 @@ pub fn all() -> Vec<Case> {
         partition::cases(),
         postcopy::cases(),
         records::cases(),
+        runtime::cases(),
         steps::cases(),
         surface::cases(),
         in_plain_text(hostile::cases()),

@@ -350,6 +350,14 @@ impl<'l> Cluster<'l> {
             .context("run vmferry")
     }
 
+    /// Prepares the command line, which is ended with its handle.
+    #[must_use]
+    pub fn cli_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.artifacts.binaries.join("vmferry"));
+        command.args(self.cli_options(PLANNER_ADDRESS)).args(arguments).kill_on_drop(true);
+        command
+    }
+
     /// Runs the command line against the planner under the identity in `dir`.
     ///
     /// # Errors

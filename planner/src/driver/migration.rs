@@ -19,9 +19,11 @@ use vmferry_types::{Bytes, Claim, MigrationId, MilliCpu, PhaseLabel, Seq, Step, 
 
 use self::link::Link;
 use super::Backoff;
-use super::command::{Command, command, host_of, listener};
 use super::seen::{dead, heed_death, seen};
 use super::side::{Side, SideView};
+use vmferry_wire::command::{Command, command, host_of, listener};
+use vmferry_wire::refused::{blockers, had_no_effect, passes};
+
 use crate::agents::{AgentError, Answer};
 use crate::clock;
 use crate::faults;
@@ -506,7 +508,8 @@ impl<'a> Run<'a> {
                 let source = &row.migration.source;
                 match agents.describe_source(source, row.migration.vm).await {
                     Ok(description) => {
-                        let command = command(&row, &effect, Some(description), step);
+                        let command =
+                            command((&row.migration, row.claim), &effect, Some(description), step);
                         execute(agents.as_ref(), command).await
                     }
                     Err(error) => Said::NotDescribed(error),
@@ -524,14 +527,18 @@ impl<'a> Run<'a> {
                             resolved_machine,
                             ..SourceDescription::default()
                         };
-                        execute(agents.as_ref(), command(&row, &effect, Some(known), step)).await
+                        execute(
+                            agents.as_ref(),
+                            command((&row.migration, row.claim), &effect, Some(known), step),
+                        )
+                        .await
                     }
                     Ok(None) => Said::NotSent("the store has no such VM".to_owned()),
                     Err(error) => Said::NotSent(Chain(&error).to_string()),
                 }
             }));
         }
-        let command = command(&row, effect, None::<SourceDescription>, step);
+        let command = command((&row.migration, row.claim), effect, None::<SourceDescription>, step);
         Some(Box::pin(async move { execute(agents.as_ref(), command).await }))
     }
 
@@ -673,46 +680,4 @@ async fn execute(agents: &dyn crate::agents::Agents, command: Option<Command>) -
         }
         None => std::future::pending().await,
     }
-}
-
-/// Says whether a refusal passes by itself: the agent is not ready.
-fn passes(detail: &vmferry_proto::v1::ErrorDetail) -> bool {
-    matches!(detail.code.as_str(), "learning" | "unresponsive" | "unreadable")
-}
-
-/// Says whether a refusal proves that the command did nothing. One that failed half-way may still
-/// land on top of what is concluded next, unless a newer claim is persisted behind it first.
-fn had_no_effect(detail: &vmferry_proto::v1::ErrorDetail) -> bool {
-    let refused_before = matches!(
-        detail.code.as_str(),
-        "unknown_vm"
-            | "invalid"
-            | "blocked"
-            | "wrong_state"
-            | "disk_in_use"
-            | "gave_up"
-            | "receiver_gone"
-    );
-    refused_before || passes(detail)
-}
-
-/// Returns an agent's no as reasons: all that it named, or else its message.
-fn blockers(
-    host: Option<vmferry_types::HostId>,
-    message: &str,
-    detail: &vmferry_proto::v1::ErrorDetail,
-) -> Vec<Blocker> {
-    if detail.blockers.is_empty() {
-        let code = if detail.code.is_empty() { "refused" } else { &detail.code };
-        return vec![Blocker { code: code.to_owned(), message: message.to_owned(), host }];
-    }
-    detail
-        .blockers
-        .iter()
-        .map(|blocker| Blocker {
-            code: blocker.code.clone(),
-            message: blocker.message.clone(),
-            host: blocker.host_id.parse().ok().or_else(|| host.clone()),
-        })
-        .collect()
 }

@@ -7,8 +7,7 @@ use vmferry_proto::v1;
 use vmferry_proto::v1::execute_request::Action;
 use vmferry_types::{Claim, HostId, Method, Step};
 
-use super::seen::gone_message;
-use crate::store::MigrationRow;
+use crate::seen::gone_message;
 
 /// A command on its way to one agent.
 #[derive(Clone, Debug)]
@@ -33,23 +32,23 @@ pub fn host_of(migration: &Migration, side: Side) -> Option<HostId> {
 /// Writes an effect as the command with the given step; `None` if no agent carries it out.
 #[must_use]
 pub fn command(
-    row: &MigrationRow,
+    (migration, claim): (&Migration, Claim),
     effect: &Effect,
     source: Option<v1::SourceDescription>,
     step: Step,
 ) -> Option<Command> {
     let side = effect.side()?;
-    let host = host_of(&row.migration, side)?;
+    let host = host_of(migration, side)?;
     let action = match effect {
         Effect::TryAdmit | Effect::Commit => return None,
         Effect::ArmReceiver => {
-            Action::ArmReceiver(v1::ArmReceiver { source, policy: Some(policy(&row.migration)) })
+            Action::ArmReceiver(v1::ArmReceiver { source, policy: Some(policy(migration)) })
         }
         Effect::HoldGuest => Action::HoldGuest(v1::HoldGuest {}),
         Effect::StartTransfer { listener } => Action::StartTransfer(v1::StartTransfer {
             listener: Some(listener_message(listener)),
-            policy: Some(policy(&row.migration)),
-            receiver_host: host_of(&row.migration, Side::Destination)
+            policy: Some(policy(migration)),
+            receiver_host: host_of(migration, Side::Destination)
                 .map(|host| host.to_string())
                 .unwrap_or_default(),
         }),
@@ -64,7 +63,7 @@ pub fn command(
         Effect::KillSource { cause } => Action::KillSource(v1::KillSource { cause: cause.clone() }),
         Effect::ContinueDestination => Action::ContinueDestination(v1::ContinueDestination {}),
         Effect::ShutDownGuest => Action::ShutDownGuest(v1::ShutDownGuest {}),
-        Effect::StartReceiver => start_receiver(row, source.unwrap_or_default()),
+        Effect::StartReceiver => start_receiver(migration, source.unwrap_or_default()),
         Effect::RestartSource { .. } => start_again(source.unwrap_or_default()),
         Effect::StartPostcopy => Action::StartPostcopy(v1::StartPostcopy {}),
         Effect::RecoverReceiver => Action::RecoverReceiver(v1::RecoverReceiver {}),
@@ -90,7 +89,7 @@ pub fn command(
             Action::ResumeSource(v1::ResumeSource { receiver_gone: Some(gone_message(proof)) })
         }
     };
-    let fence = fence(row, row.claim, step);
+    let fence = fence(migration, claim, step);
     Some(Command {
         side,
         host,
@@ -98,11 +97,11 @@ pub fn command(
     })
 }
 
-fn start_receiver(row: &MigrationRow, known: v1::SourceDescription) -> Action {
+fn start_receiver(migration: &Migration, known: v1::SourceDescription) -> Action {
     Action::StartReceiver(v1::StartReceiver {
         definition: known.definition,
         resolved_machine: known.resolved_machine,
-        stays_off: row.migration.found == Guest::PoweredOff,
+        stays_off: migration.found == Guest::PoweredOff,
     })
 }
 
@@ -113,11 +112,11 @@ fn start_again(known: v1::SourceDescription) -> Action {
     })
 }
 
-fn fence(row: &MigrationRow, claim: Claim, step: Step) -> v1::Fence {
+fn fence(migration: &Migration, claim: Claim, step: Step) -> v1::Fence {
     v1::Fence {
-        vm_id: row.migration.vm.to_string(),
-        migration_id: row.migration.id.to_string(),
-        generation: row.migration.books().generation.value(),
+        vm_id: migration.vm.to_string(),
+        migration_id: migration.id.to_string(),
+        generation: migration.books().generation.value(),
         claim: claim.value(),
         step: step.value(),
     }
