@@ -8,7 +8,7 @@ use super::{Case, MOVE_BOUND, Note, Tier, move_vm, pause_note};
 use crate::cluster::Cluster;
 use crate::guest::GuestSpec;
 use crate::lab::host_address;
-use crate::wait::let_pass;
+use crate::wait::{Holds, Level, let_pass, wait_for};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -53,11 +53,16 @@ async fn without_planner(cluster: &mut Cluster<'_>, deaths: Deaths) -> Result<No
         "--journal",
         &journal,
         "--bandwidth",
-        "400",
+        "240",
     ];
     let mut child = cluster.cli_command(&begin).spawn().context("run vmferry")?;
     if deaths != Deaths::None {
-        let_pass(Duration::from_secs(1)).await;
+        wait_for("memory to cross", MOVE_BOUND, || async {
+            let text = std::fs::read_to_string(&journal).unwrap_or_default();
+            let crosses = text.contains("\"transferring\"");
+            Ok(Level::from_condition(Holds::from(crosses), || text))
+        })
+        .await?;
     }
     match deaths {
         Deaths::None => {}
