@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use uuid::Uuid;
 use vmferry_planner_core::migration::{
-    AutoConverge, Downgrade, Event, Gates, Migration, NotConverging, Opening, Terms,
+    AutoConverge, Downgrade, Event, Gates, Guest, Migration, NotConverging, Opening, Terms,
 };
 use vmferry_proto::v1;
 use vmferry_types::{BytesPerSec, Generation, HostId, Method, Millis, Timestamp};
@@ -153,6 +153,7 @@ async fn prepare(
         terms: terms(bandwidth),
         generation: Generation::from_stored(known.generation),
         deadline: Timestamp(u64::MAX),
+        found: Guest::Present,
     });
     let opened = opened.map_err(|error| blocked(error.to_string()))?;
     let granted = opened.apply(&Event::Granted { destination: to });
@@ -179,6 +180,7 @@ fn terms(bandwidth: u32) -> Terms {
         switchover_limit: Millis(30_000),
         max_bandwidth: BytesPerSec(u64::from(bandwidth) * 125_000),
         auto_converge: AutoConverge::Off,
+        shutdown_limit: Millis(300_000),
         gates: Gates::OPEN,
         gate_deadline: Millis(600_000),
         downgrade: Downgrade::Never,
