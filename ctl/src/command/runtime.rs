@@ -23,7 +23,7 @@ use crate::runtime::run::{Run, now_ms, resume};
 pub(crate) enum Command {
     /// Show what a host can do and has, by its own agent's word
     Capabilities {
-        /// The agent: a URL, or HOST[:PORT]
+        /// The agent: a URL, HOST, or HOST:PORT
         agent: String,
     },
     /// Move a running VM between two hosts whose planner is not there
@@ -35,7 +35,7 @@ pub(crate) struct MigrateArgs {
     /// Name or id
     #[arg(required_unless_present = "resume")]
     vm: Option<String>,
-    /// The agent of the host where it runs: a URL, or HOST[:PORT]
+    /// The agent of the host where it runs: a URL, HOST, or HOST:PORT
     #[arg(long, value_name = "AGENT", required_unless_present = "resume")]
     from: Option<String>,
     /// The agent of the host where it is to run

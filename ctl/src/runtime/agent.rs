@@ -50,7 +50,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Prepares calls to an agent, by its URL or by HOST[:PORT]; connects with the first.
+    /// Prepares calls to an agent, by its URL, or by HOST or HOST:PORT; connects with the first.
     pub(crate) fn new(given: &str, tls_dir: Option<PathBuf>) -> Result<Self, Failure> {
         let address = address(given, tls_dir.as_ref());
         let wrong = |problem: String| Failure::Usage {
