@@ -15,6 +15,7 @@ mod by_hand;
 mod channel;
 mod cluster;
 pub mod dice;
+mod emptying;
 mod faults;
 mod fence;
 mod host;

@@ -165,7 +165,7 @@ fn summarise(
     run: &Run,
     took: Duration,
 ) -> std::io::Result<()> {
-    let Counts { ended, powers, commands, .. } = &run.counts;
+    let Counts { ended, powers, commands, emptied, .. } = &run.counts;
     let list = |pairs: Vec<(String, u64)>| {
         let texts: Vec<String> =
             pairs.into_iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -179,6 +179,8 @@ fn summarise(
     writeln!(out, "sim: moves: opened {}, {}", counts.opened, list(moves))?;
     writeln!(out, "sim: starts and stops: {}", list(powers))?;
     writeln!(out, "sim: commands: {}", list(commands))?;
+    let emptied = emptied.iter().map(|(phase, count)| ((*phase).to_owned(), *count)).collect();
+    writeln!(out, "sim: hosts emptied: {}", list(emptied))?;
     writeln!(
         out,
         "sim: died: {} planners, {} agents, {} QEMUs, {} hosts, {} journals ({} seeded again); {} messages went astray, {} calls of the store failed, {} machines stood still",

@@ -114,7 +114,7 @@ impl Cluster {
                         | Asked::MoveQueued
                         | Asked::Start
                         | Asked::PowerDown
-                        | Asked::Quit => "",
+                        | Asked::Quit => "precopy",
                     };
                     let somehow = matches!(asked, Asked::MoveSomehow | Asked::MoveDiverging);
                     let downgrade = if somehow { "snapshot" } else { "" };
@@ -266,7 +266,7 @@ pub(crate) struct Request {
 }
 
 /// Runs something within the life of a planner; `None` if it ended first.
-async fn on<F>(running: &Running, task: F) -> Option<F::Output>
+pub(crate) async fn on<F>(running: &Running, task: F) -> Option<F::Output>
 where
     F: Future + Send,
 {

@@ -124,6 +124,9 @@ impl Schedule {
         world.spawn(storm);
         world.spawn(cluster.clone().declare_the_dead(Dice::new(self.seed, "deaths")));
         world.spawn(cluster.clone().keep_gates(Dice::new(self.seed, "gates")));
+        if self.weather.emptyings > 0 {
+            world.spawn(cluster.clone().empty_hosts(Dice::new(self.seed, "hosts")));
+        }
         if !self.mishaps.is_empty() {
             world.spawn(cluster.clone().cancel_when_told());
             world.spawn(cluster.clone().boot_what_crashed(hosts.clone()));
@@ -145,6 +148,7 @@ impl Schedule {
         let trouble = trouble(&cluster).await;
         world.with(|state| {
             state.check_end(&trouble);
+            state.check_emptied();
             state.check_taps();
             Outcome {
                 violations: std::mem::take(&mut state.violations),
@@ -225,7 +229,8 @@ impl Schedule {
             let (at, open) = world.with(|state| {
                 let open = asked
                     || state.tables.migrations.values().any(|row| row.ended_us.is_none())
-                    || !state.tables.open_power().is_empty();
+                    || !state.tables.open_power().is_empty()
+                    || !state.emptyings_open().is_empty();
                 (Duration::from_millis(state.at_ms()), open)
             });
             if (at > calm + LOOK && !open) || at > calm + CALM {

@@ -331,7 +331,11 @@ impl Store for SimStore {
         now_us: u64,
     ) -> Stored<'a, Commit<Box<EmptyingRow>>> {
         Box::pin(self.transact("commit_emptying", move |state| {
-            state.tables.commit_emptying(before, changes, now_us)
+            let written = state.tables.commit_emptying(before, changes, now_us)?;
+            if matches!(written, Commit::Done(_)) {
+                state.check_empty(changes);
+            }
+            Ok(written)
         }))
     }
 

@@ -69,6 +69,8 @@ pub struct Weather {
     pub powers: u32,
     /// A guest does not listen when it is asked to power off.
     pub deaf: u64,
+    /// How much is asked of hosts: cordons, maintenance, drains, retirements, and their ends.
+    pub emptyings: u32,
 }
 
 /// What goes wrong beside messages and steps.
@@ -179,6 +181,7 @@ impl Weather {
             blocked: 0,
             powers: 0,
             deaf: 0,
+            emptyings: 0,
         }
     }
 
@@ -238,6 +241,10 @@ impl Weather {
         // Drawn apart, so that all else stays what it was.
         let mut apart = Dice::new(seed, "postcopy");
         weather.postcopy = if apart.chance(500) { apart.between(200, 1_000) } else { 0 };
+        let mut apart = Dice::new(seed, "emptyings");
+        if apart.chance(400) {
+            weather.emptyings = u32::try_from(apart.between(1, 8)).unwrap_or(1);
+        }
         weather.powers =
             if dice.chance(500) { u32::try_from(dice.between(1, 6)).unwrap_or(1) } else { 0 };
         weather

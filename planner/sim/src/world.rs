@@ -61,6 +61,8 @@ pub enum Invariant {
     NotLost,
     /// R7: nothing is done that no row has owed.
     CommitThenAct,
+    /// I6: a host enters maintenance, or is granted its retirement, only while it is empty.
+    SeenEmpty,
     /// I7: no receiver, tap or row is forgotten.
     NothingLeaks,
     /// I8: the log replays to the row.
@@ -78,6 +80,7 @@ impl Invariant {
         Self::Ends,
         Self::NotLost,
         Self::CommitThenAct,
+        Self::SeenEmpty,
         Self::NothingLeaks,
         Self::Replays,
     ];
@@ -94,6 +97,7 @@ impl Invariant {
             Self::Ends => "I4 every migration ends",
             Self::NotLost => "I5 no guest is lost by a decision",
             Self::CommitThenAct => "R7 commit, then act",
+            Self::SeenEmpty => "I6 empty when it is said to be",
             Self::NothingLeaks => "I7 nothing leaks",
             Self::Replays => "I8 the log replays",
         }
@@ -303,6 +307,8 @@ pub struct Counts {
     pub powers: BTreeMap<(&'static str, &'static str), u64>,
     /// Commands carried out by agents, by name.
     pub commands: BTreeMap<&'static str, u64>,
+    /// Hosts that entered maintenance or were granted their retirement, by which.
+    pub emptied: BTreeMap<&'static str, u64>,
 }
 
 impl State {
@@ -502,6 +508,7 @@ impl Counts {
             asked,
             powers,
             commands,
+            emptied,
         } = other;
         for (sum, count) in [
             (&mut self.opened, opened),
@@ -524,6 +531,7 @@ impl Counts {
         add_each(&mut self.asked, asked);
         add_each(&mut self.powers, powers);
         add_each(&mut self.commands, commands);
+        add_each(&mut self.emptied, emptied);
     }
 }
 

@@ -28,10 +28,12 @@ impl Tables {
         self.cordons.retain(|known| known.host != *host || known.owner != owner);
     }
 
+    /// As the database picks it: the one that is not over, or else the newest.
     fn newest(&self, host: &HostId, wanted: impl Fn(Kind) -> bool) -> Option<EmptyingRow> {
         let of = |row: &&EmptyingRow| row.emptying.host() == host && wanted(row.emptying.kind());
         let newest = self.emptyings.values().filter(of);
-        newest.max_by_key(|row| (row.created_us, row.id().as_u128())).cloned()
+        let open = |row: &EmptyingRow| row.ended_us.is_none();
+        newest.max_by_key(|row| (open(row), row.created_us, row.id().as_u128())).cloned()
     }
 
     pub(crate) fn lifecycles(&self) -> BTreeMap<HostId, Lifecycle> {

@@ -83,14 +83,18 @@ async fn emptying_locked(tx: &mut Tx, id: EmptyingId) -> Result<Option<EmptyingR
         .transpose()
 }
 
-/// Reads the newest job of a host, or the newest drain or retirement. The host's lock is held.
+/// Reads the job of a host, or the drain or retirement: the one that is not over, or else the newest.
+/// Clocks of planners differ, so the newest by its time alone may be over while another is not. The
+/// host's lock is held.
 async fn newest(tx: &mut Tx, host: &HostId, jobs: Jobs) -> Result<Option<EmptyingRow>, StoreError> {
     let text = match jobs {
         Jobs::Only => select_emptying!(
-            "WHERE host = $1 AND kind = 'maintenance' ORDER BY created_us DESC, id DESC LIMIT 1"
+            "WHERE host = $1 AND kind = 'maintenance'
+             ORDER BY CASE WHEN ended_us IS NULL THEN 0 ELSE 1 END, created_us DESC, id DESC LIMIT 1"
         ),
         Jobs::Not => select_emptying!(
-            "WHERE host = $1 AND kind <> 'maintenance' ORDER BY created_us DESC, id DESC LIMIT 1"
+            "WHERE host = $1 AND kind <> 'maintenance'
+             ORDER BY CASE WHEN ended_us IS NULL THEN 0 ELSE 1 END, created_us DESC, id DESC LIMIT 1"
         ),
     };
     sqlx::query(text)

@@ -72,14 +72,18 @@ pub fn read(drain: &Drain, facts: &Facts, now: Timestamp) -> Option<Event> {
                 drain.apply(&event).is_ok().then_some(event)
             })
         }
-        Phase::Empty { .. } => residents(drain, facts, now).or_else(|| {
-            // A host that is silent, or not asked again, is as empty as it was.
-            let inside = facts.host.inside.as_ref()?;
-            let named = !inside.guests.is_empty()
-                || !inside.receivers.is_empty()
-                || !inside.strangers.is_empty()
-                || !facts.host.reserved.is_empty();
-            named.then_some(Event::FoundNotEmpty { at: now })
+        Phase::Empty { proof, .. } => residents(drain, facts, now).or_else(|| {
+            // A host that is silent, or not asked again, is as empty as it was: a report from before
+            // still names the guests that have left.
+            let inside = facts.host.inside.as_ref();
+            let inside = inside.filter(|inside| inside.composed_after > proof.composed_after);
+            let named = inside.is_some_and(|inside| {
+                !inside.guests.is_empty()
+                    || !inside.receivers.is_empty()
+                    || !inside.strangers.is_empty()
+            });
+            let comes = !facts.host.reserved.is_empty();
+            (named || comes).then_some(Event::FoundNotEmpty { at: now })
         }),
         Phase::Granted { .. } | Phase::Cancelled { .. } | Phase::Died { .. } => None,
     }

@@ -290,6 +290,22 @@ fn a_drained_host_where_something_turns_up_is_emptied_again() {
 }
 
 #[test]
+fn a_report_from_before_a_host_was_empty_does_not_fill_it() {
+    let empty = with(Goal::Drain, Phase::Empty { since: NOW, proof: proof(600) }, None);
+    let names = |composed_after| {
+        let mut facts = facts(&[], plan(&[], &[]));
+        let inside = facts.host.inside.as_mut().unwrap();
+        (inside.composed_after, inside.guests) = (composed_after, vec![FIRST]);
+        facts
+    };
+    // One that came by itself is of a time that nobody knows.
+    for before in [Timestamp(0), Timestamp(600)] {
+        assert!(tick(&empty, &names(before)).events.is_empty());
+    }
+    assert_eq!(cell(&tick(&empty, &names(NOW)).after), "emptying");
+}
+
+#[test]
 fn a_cancelled_drain_opens_its_host_at_once_and_takes_back_what_is_under_way() {
     let row = with(Goal::Drain, Phase::Emptying, Some(State::Begun { migration: migration(1) }));
     let row = row.apply(&Event::CancelRequested { by: "alice".into(), at: NOW }).unwrap();
