@@ -3,13 +3,15 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use vmferry_planner_core::fleet::Lifecycle;
 use vmferry_planner_core::lifecycle::drain::{self, Drain, Goal};
 use vmferry_planner_core::lifecycle::job::{self, Job, Returning};
 use vmferry_planner_core::lifecycle::request::Asked;
 use vmferry_planner_core::lifecycle::{Emptying, EmptyingEvent, EmptyingId, Kind, Policy, Refusal};
 use vmferry_planner_core::maintenance::{Crossing, PinsToSource, Strategy};
+use vmferry_planner_core::migration::Blocker;
 use vmferry_proto::v1;
-use vmferry_types::{DrainId, HostId, JobId, Percent, Timestamp};
+use vmferry_types::{DrainId, HostId, JobId, Percent, PowerState, Timestamp};
 
 use super::ApiError;
 use super::hosts::text;
@@ -216,10 +218,38 @@ impl Planner {
         let host = self.resolve_host("host", &asked.host)?;
         let name = self.parts.inventory.row(&host).map(|row| row.name).unwrap_or_default();
         let ask = self.ask(&host, Asked::Delete, operator(&asked.by)?);
+        self.nothing_runs_on(&host).await?;
         self.ask_host(&ask).await?;
         self.parts.inventory.forget(&host);
         tracing::info!(host_id = %host, by = ask.by, "host deleted");
         Ok(v1::DeleteHostReply { id: host.to_string(), name })
+    }
+
+    /// Refuses to forget a host that has VMs which run: one that was granted its retirement may have
+    /// got a guest since, by a move without a planner.
+    async fn nothing_runs_on(&self, host: &HostId) -> Result<(), ApiError> {
+        let running = |vm: &&VmRow| match vm.power {
+            PowerState::Running | PowerState::Starting | PowerState::Stopping => true,
+            PowerState::Stopped | PowerState::Lost => false,
+        };
+        if self.store().lifecycles().await?.get(host) != Some(&Lifecycle::Retired) {
+            // Then it is not to be deleted for another reason, which is told.
+            return Ok(());
+        }
+        let vms = self.store().vms_on(host).await?;
+        let blockers: Vec<Blocker> = vms
+            .iter()
+            .filter(running)
+            .map(|vm| Blocker {
+                code: "vm_on_host".to_owned(),
+                message: format!(
+                    "VM {} is {} there: move it away or stop it first",
+                    vm.name, vm.power
+                ),
+                host: Some(host.clone()),
+            })
+            .collect();
+        if blockers.is_empty() { Ok(()) } else { Err(ApiError::Blocked { blockers }) }
     }
 
     /// Takes a host in maintenance back into service.

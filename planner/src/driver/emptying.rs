@@ -309,12 +309,14 @@ fn of_job(row: &Emptying, step: &job::Step) -> (Vec<EmptyingChange>, Vec<Owed>) 
             planned: planned.clone(),
             mode: *mode,
             way: begin::Way::Out,
+            from: step.after.host.clone(),
         })),
-        job::Effect::BringBack { vm, mode, .. } => Some(Owed::Begin(begin::Begin {
+        job::Effect::BringBack { vm, mode, from, .. } => Some(Owed::Begin(begin::Begin {
             vm: *vm,
             planned: step.after.host.clone(),
             mode: *mode,
             way: begin::Way::Back,
+            from: from.clone(),
         })),
         job::Effect::Cancel { vm, migration } => {
             Some(Owed::Cancel { vm: *vm, migration: *migration })
@@ -333,6 +335,7 @@ fn of_drain(row: &Emptying, step: &drain::Step) -> (Vec<EmptyingChange>, Vec<Owe
             planned: planned.clone(),
             mode: *mode,
             way: begin::Way::Drained,
+            from: step.after.host.clone(),
         })),
         drain::Effect::Cancel { vm, migration } => {
             Some(Owed::Cancel { vm: *vm, migration: *migration })

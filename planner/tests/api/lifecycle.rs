@@ -1,6 +1,9 @@
 //! Hosts that are closed, emptied, taken back and got rid of.
 
+use vmferry_planner::clock;
+use vmferry_planner::store::{Followed, VmRow};
 use vmferry_proto::v1;
+use vmferry_types::PowerState;
 
 use crate::bench::{Bench, definition, found, until};
 use crate::world::{Pace, Silence};
@@ -239,6 +242,21 @@ async fn a_drain_moves_the_rest_and_shows_who_cannot_leave() {
 }
 
 #[tokio::test]
+async fn a_drain_says_why_the_host_of_its_plan_will_not_have_a_vm() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    bench.start("web1", 1, "a").await;
+    bench.world.block("b", "disk_missing", "there is no /shared/web1.raw");
+    bench.world.memory("c", 256 << 20);
+    bench.report(&["a", "b", "c"]).await;
+    let drained = bench.planner.drain_host(drain("a")).await.unwrap();
+    found(async || {
+        let now = format!("{:?}", emptying(&bench, &drained.id).await);
+        (now.contains("disk_missing") && now.contains("there is no /shared/web1.raw")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn two_hosts_are_drained_at_once_and_neither_takes_the_others_vms() {
     let bench = Bench::new(&["a", "b", "c", "d"]).await;
     let vms = [
@@ -269,6 +287,22 @@ async fn a_retired_host_is_deleted_and_not_taken_back_until_it_was_booted() {
     see(&bench, &retired.id, "GRANTED").await;
     off_a(&bench, &vms);
     assert_eq!(host(&bench, "a").await.lifecycle, "retired");
+    // Agents know of no cordon: a move without a planner may bring it a guest again.
+    let row = bench.planner.store().vms().await.unwrap().swap_remove(0);
+    let follow = async |to: &str, before: &VmRow| {
+        let followed = Followed {
+            vm: before.id,
+            host: to.parse().unwrap(),
+            power: PowerState::Running,
+            generation: before.generation.next(),
+            claim: before.claim,
+        };
+        assert!(bench.planner.store().follow_vm(&followed, clock::now()).await.unwrap());
+        bench.planner.store().vm(before.id).await.unwrap().unwrap()
+    };
+    let there = follow("a", &row).await;
+    assert_eq!(bench.planner.delete_host(early.clone()).await.unwrap_err().code(), "blocked");
+    follow(row.host.as_ref().unwrap().as_str(), &there).await;
     assert_eq!(bench.planner.delete_host(early).await.unwrap().id, "a");
     let hosts = bench.planner.list_hosts().await.unwrap().hosts;
     assert_eq!(hosts.iter().map(|of| of.id.as_str()).collect::<Vec<_>>(), ["b", "c"]);

@@ -30,6 +30,8 @@ pub(super) struct Begin {
     pub(super) planned: HostId,
     pub(super) mode: Mode,
     pub(super) way: Way,
+    /// Where it is to be by now. Somebody else may have moved it since that was decided.
+    pub(super) from: HostId,
 }
 
 /// Which way a VM goes, and whether it may wait for room on it.
@@ -78,6 +80,9 @@ impl Run<'_> {
         let (Some(source), None) = (&vm.host, vm.admission) else {
             return Ok(Written::Nothing);
         };
+        if *source != begin.from {
+            return Ok(Written::Nothing);
+        }
         let carried = match (vm.power, begin.mode) {
             (PowerState::Running, Mode::Live) => Carried::LIVE,
             (PowerState::Running, Mode::Cold) => Carried::SHUT_DOWN,
@@ -136,11 +141,16 @@ impl Run<'_> {
         }
         Ok(match admission::destination(self.planner, vm, source, None, how).await? {
             Found::Destination(grant) => Door::Go(Ok(grant)),
-            Found::Wait { note, .. } => match begin.way {
+            Found::Wait { note, blockers } => match begin.way {
                 Way::Out => Door::Go(Err(note)),
-                Way::Drained | Way::Back => Door::Later,
+                Way::Back => Door::Later,
+                // The plan, which is made of figures, would choose the same host again.
+                Way::Drained => Door::Never(together(refused, blockers)),
             },
-            Found::Never { blockers } => never_or_later(blockers),
+            Found::Never { blockers } => match begin.way {
+                Way::Out | Way::Back => never_or_later(blockers),
+                Way::Drained => Door::Never(blockers),
+            },
         })
     }
 
@@ -241,6 +251,19 @@ fn never_or_later(blockers: Vec<Blocker>) -> Door {
     } else {
         Door::Never(blockers)
     }
+}
+
+/// Returns what speaks against the planned host, and then against the others.
+fn together(mut planned: Vec<Blocker>, others: Vec<Blocker>) -> Vec<Blocker> {
+    let known = |of: &Blocker, all: &[Blocker]| {
+        all.iter().any(|one| one.code == of.code && one.host == of.host)
+    };
+    for other in others {
+        if !known(&other, &planned) {
+            planned.push(other);
+        }
+    }
+    planned
 }
 
 /// Writes reasons as one text.
