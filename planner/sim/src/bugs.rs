@@ -21,6 +21,7 @@
 //! | a planner writes though its row was taken over | [`StoreWritesAnyway`](Bug::StoreWritesAnyway) |
 //! | a VM is moved by hand while a migration of it is open | [`AgentLendsClaim`](Bug::AgentLendsClaim) |
 //! | a VM is started elsewhere while its host is merely silent | [`StoreTakesSilenceForLoss`](Bug::StoreTakesSilenceForLoss), [`OperatorLies`](Bug::OperatorLies) |
+//! | a host that is emptied is a destination | [`StoreForgetsCordons`](Bug::StoreForgetsCordons) |
 //! | a lost journal reads as an empty host | [`AgentTrustsLostJournal`](Bug::AgentTrustsLostJournal) |
 
 /// One mistake.
@@ -82,6 +83,8 @@ pub enum Bug {
     StoreCommitsTwice,
     /// The store admits without looking at what is promised already.
     StoreOverbooks,
+    /// The store knows of no cordon, and of no host that is being emptied.
+    StoreForgetsCordons,
     /// The store gives a row to whoever asks, whoever holds it.
     StoreBreaksLeases,
     /// An operator declares a host dead that runs on.
@@ -123,6 +126,7 @@ impl Bug {
         Self::StoreTakesSilenceForLoss,
         Self::StoreCommitsTwice,
         Self::StoreOverbooks,
+        Self::StoreForgetsCordons,
         Self::StoreBreaksLeases,
         Self::OperatorLies,
         Self::StoreWritesAnyway,

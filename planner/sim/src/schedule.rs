@@ -102,6 +102,7 @@ impl Schedule {
             simulated::set(EPOCH_US);
             let mut state = State::new(self.seed, self.weather.clone(), self.detail, self.bug);
             state.tables.overbooks = state.bugged(Bug::StoreOverbooks);
+            state.tables.forgets_cordons = state.bugged(Bug::StoreForgetsCordons);
             let world = World::new(state);
             self.play(&world).await
         })

@@ -98,6 +98,20 @@ fn expose(bug: Bug, weather: &mut Weather) {
                 ..Weather::fair()
             };
         }
+        Bug::StoreForgetsCordons => {
+            *weather = Weather {
+                calm_at_ms: 60_000,
+                store_max: 2_000,
+                room: 4,
+                vms: 3,
+                hosts: 3,
+                planners: 2,
+                migrations: 30,
+                migration_every: 1_500,
+                emptyings: 20,
+                ..Weather::fair()
+            };
+        }
         Bug::AgentSkipsFence
         | Bug::AgentObeysDelayedStep
         | Bug::AgentTakesOlderClaim
@@ -164,7 +178,8 @@ fn shows(bug: Bug, invariant: Invariant) -> bool {
         | Bug::StoreOverbooks
         | Bug::StoreBreaksLeases
         | Bug::OperatorLies
-        | Bug::StoreWritesAnyway => invariant != Invariant::CommitThenAct,
+        | Bug::StoreWritesAnyway
+        | Bug::StoreForgetsCordons => invariant != Invariant::CommitThenAct,
     }
 }
 

@@ -39,7 +39,9 @@ impl Tables {
     pub(crate) fn lifecycles(&self) -> BTreeMap<HostId, Lifecycle> {
         let held = self.emptyings.values().map(|row| &row.emptying);
         held.filter(|one| {
-            one.lifecycle() != Lifecycle::Active && self.hosts.contains_key(one.host())
+            !self.forgets_cordons
+                && one.lifecycle() != Lifecycle::Active
+                && self.hosts.contains_key(one.host())
         })
         .map(|one| (one.host().clone(), one.lifecycle()))
         .collect()
