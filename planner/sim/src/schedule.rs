@@ -101,8 +101,9 @@ impl Schedule {
         runtime.block_on(async {
             simulated::set(EPOCH_US);
             let mut state = State::new(self.seed, self.weather.clone(), self.detail, self.bug);
-            state.tables.overbooks = state.bugged(Bug::StoreOverbooks);
-            state.tables.forgets_cordons = state.bugged(Bug::StoreForgetsCordons);
+            state.tables.mistake = [Bug::StoreOverbooks, Bug::StoreForgetsCordons]
+                .into_iter()
+                .find(|bug| state.bugged(*bug));
             let world = World::new(state);
             self.play(&world).await
         })

@@ -17,6 +17,7 @@ use vmferry_types::{HostId, MigrationId, PhaseLabel, PowerState, Seq, Timestamp}
 
 use super::Tables;
 use super::tables::Read;
+use crate::bugs::Bug;
 
 impl Tables {
     pub(crate) fn hold_cordon(&mut self, cordon: &Cordon) {
@@ -39,7 +40,7 @@ impl Tables {
     pub(crate) fn lifecycles(&self) -> BTreeMap<HostId, Lifecycle> {
         let held = self.emptyings.values().map(|row| &row.emptying);
         held.filter(|one| {
-            !self.forgets_cordons
+            self.mistake != Some(Bug::StoreForgetsCordons)
                 && one.lifecycle() != Lifecycle::Active
                 && self.hosts.contains_key(one.host())
         })

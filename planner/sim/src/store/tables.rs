@@ -18,6 +18,8 @@ use vmferry_types::{
     Bytes, Claim, HostId, MigrationId, MilliCpu, Millis, PowerState, Seq, Timestamp, VmId,
 };
 
+use crate::bugs::Bug;
+
 /// All that the store keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
@@ -39,10 +41,8 @@ pub(crate) struct Tables {
     /// Who has a link, or waits for one: since when, and when its driver last asked.
     pub(crate) slots: BTreeMap<MigrationId, (SlotState, Timestamp, Timestamp)>,
     pub(crate) queued: BTreeMap<MigrationId, QueuedStart>,
-    /// The deliberate mistake: what is promised is not looked at.
-    pub(crate) overbooks: bool,
-    /// A mistake made on purpose: nothing holds a host back.
-    pub(crate) forgets_cordons: bool,
+    /// A mistake made on purpose.
+    pub(crate) mistake: Option<Bug>,
 }
 
 /// Whether a reservation still counts.
@@ -90,7 +90,7 @@ impl Tables {
 
     /// What is promised on a host: open reservations, and the VMs that it owns.
     pub(super) fn reserved_on(&self, host: &HostId) -> Vec<Reservation> {
-        if self.overbooks {
+        if self.mistake == Some(Bug::StoreOverbooks) {
             return Vec::new();
         }
         let owned = self.vms.values().filter(|vm| {
@@ -117,7 +117,7 @@ impl Tables {
     }
 
     pub(crate) fn cordons(&self, now: Timestamp) -> Vec<Cordon> {
-        if self.forgets_cordons {
+        if self.mistake == Some(Bug::StoreForgetsCordons) {
             return Vec::new();
         }
         let holds = |cordon: &&Cordon| cordon.expires.is_none_or(|at| at > now);
