@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::migrate::{MigrateError, Migration as SchemaMigration, MigrationType, Migrator};
-use sqlx::{AnyPool, Executor as _, SqlSafeStr as _};
+use sqlx::{AnyPool, Connection as _, Executor as _, SqlSafeStr as _};
 
 use super::marks::Marks;
 use super::{Engine, SqlStore};
@@ -46,6 +46,10 @@ pub(super) const SCHEMA: &[(i64, &str, &str)] = &[
     (5, "emptying and queue", include_str!("../../../migrations/0005_emptying_and_queue.sql")),
 ];
 
+/// A connection that was idle for longer is asked whether it still lives before it is used: the
+/// question costs a round trip, and under load each admission would ask it half a dozen times.
+const TRUSTED: Duration = Duration::from_secs(1);
+
 impl SqlStore {
     /// Opens the store that a configuration names, creates its tables if there are none, and brings
     /// its schema up to date.
@@ -67,16 +71,18 @@ impl SqlStore {
         }
         let lock = lock(url, path)?;
         let pool = |connections, session: &'static [&'static str]| {
-            AnyPoolOptions::new().max_connections(connections).after_connect(
-                move |connection, _| {
+            // What is in a file does not go away while it is open.
+            AnyPoolOptions::new()
+                .max_connections(connections)
+                .test_before_acquire(false)
+                .after_connect(move |connection, _| {
                     Box::pin(async move {
                         for statement in session {
                             connection.execute(*statement).await?;
                         }
                         Ok(())
                     })
-                },
-            )
+                })
         };
         let writer = pool(1, &[SQLITE_SESSION, SQLITE_WRITER])
             .connect_with(options(url, &sqlite_url(path, "rwc"))?)
@@ -100,6 +106,15 @@ impl SqlStore {
         let writer = AnyPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(ACQUIRE)
+            .test_before_acquire(false)
+            .before_acquire(|connection, used| {
+                Box::pin(async move {
+                    if used.idle_for > TRUSTED {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
             .after_connect(|connection, _| {
                 Box::pin(async move { connection.execute(POSTGRES_SESSION).await.map(|_| ()) })
             })
