@@ -59,8 +59,12 @@ impl Journal {
 
     /// Opens the journal of a run that was interrupted.
     pub(crate) fn open(path: &Path) -> Result<(Self, Kept), Failure> {
-        let text = std::fs::read(path).map_err(|error| wrong(path, &error.to_string()))?;
+        if !path.exists() {
+            return Err(wrong(path, "there is no such file"));
+        }
+        // Only whoever holds it may believe what it says: another run may write to it until then.
         let journal = Self::hold(path)?;
+        let text = std::fs::read(path).map_err(|error| wrong(path, &error.to_string()))?;
         let kept: Kept =
             serde_json::from_slice(&text).map_err(|error| wrong(path, &error.to_string()))?;
         if kept.version > VERSION {
