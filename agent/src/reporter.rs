@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tonic::Status;
+use tonic::transport::Channel;
+use vmferry_proto::reporting::Reporting;
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_tls::{Expected, Role};
@@ -57,17 +60,16 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
         }
     };
     let expected = Expected::Any(Role::Planner);
-    let mut client = PlannerClient::new(vmferry_tls::channel(&endpoint, &agent.security, expected));
+    let client = PlannerClient::new(vmferry_tls::channel(&endpoint, &agent.security, expected));
+    let mut teller = Teller { client, call: None };
     let mut changes = agent.changes();
     let mut reached = Reached::NotYet;
     loop {
         changes.mark_unchanged();
         let mut report = report::current(&agent).await;
-        // Another planner may have been sent the same: to each it is a report of its own.
-        report.sequence = agent.next_sequence();
-        reached = match client.report(report.clone()).await {
+        reached = match teller.tell(&agent, &mut report).await {
             Ok(reply) => {
-                let now = take_up(&agent, &planner, &report, reply.into_inner()).await;
+                let now = take_up(&agent, &planner, &report, reply).await;
                 if now != reached {
                     tracing::info!(planner, ?now, "planner reached");
                 }
@@ -90,12 +92,50 @@ async fn run(agent: Arc<Agent>, planner: String, interval: Duration) {
     }
 }
 
+/// Tells one planner, over a call that is kept.
+struct Teller {
+    client: PlannerClient<Channel>,
+    call: Option<Reporting<v1::HostReport>>,
+}
+
+impl Teller {
+    /// Sends a report. If the call that was kept has ended, as it does when its planner was started
+    /// anew, it is sent again over another one.
+    async fn tell(
+        &mut self,
+        agent: &Agent,
+        report: &mut v1::HostReport,
+    ) -> Result<v1::ReportReply, Status> {
+        if let Some(kept) = self.call.take()
+            && let Ok(reply) = self.over(kept, agent, report).await
+        {
+            return Ok(reply);
+        }
+        let open = Reporting::open(DEADLINE, |reports| self.client.report(reports)).await?;
+        self.over(open, agent, report).await
+    }
+
+    async fn over(
+        &mut self,
+        call: Reporting<v1::HostReport>,
+        agent: &Agent,
+        report: &mut v1::HostReport,
+    ) -> Result<v1::ReportReply, Status> {
+        // Another planner may have been sent the same, or this one may have taken it before the
+        // call broke: each time it is a report of its own.
+        report.sequence = agent.next_sequence();
+        let (reply, call) = call.send(report.clone()).await?;
+        self.call = Some(call);
+        Ok(reply)
+    }
+}
+
 fn millis(time: Duration) -> Millis {
     Millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Says why a call failed: what the transport met is only in the causes.
-fn said(status: &tonic::Status) -> String {
+fn said(status: &Status) -> String {
     let causes = std::error::Error::source(status).map(crate::error::chain);
     causes.map_or_else(
         || status.message().to_owned(),

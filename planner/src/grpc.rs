@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use futures::stream::{BoxStream, StreamExt as _};
-use tonic::{Code, Request, Response, Status};
+use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
+use tonic::{Code, Request, Response, Status, Streaming};
 use vmferry_proto::v1::planner_server::Planner as PlannerService;
 use vmferry_proto::{refusal, v1};
 use vmferry_tls::{Caller, Peer, Role};
@@ -102,14 +102,26 @@ fn not_allowed(peer: &Peer, method: &str, why: &str) -> Status {
 
 #[tonic::async_trait]
 impl PlannerService for Service {
+    type ReportStream = BoxStream<'static, Result<v1::ReportReply, Status>>;
     type WatchMigrationStream = BoxStream<'static, Result<v1::Migration, Status>>;
 
     async fn report(
         &self,
-        request: Request<v1::HostReport>,
-    ) -> Result<Response<v1::ReportReply>, Status> {
-        check_reporter(request.extensions().get::<Peer>(), request.get_ref())?;
-        reply(self.planner.report(request.into_inner()).await)
+        request: Request<Streaming<v1::HostReport>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
+        let peer = request.extensions().get::<Peer>().cloned();
+        let planner = Arc::clone(&self.planner);
+        let shutdown = planner.parts.shutdown.clone();
+        // The first failure ends the call: the agent makes another one, with a whole report.
+        let replies = request.into_inner().and_then(move |report| {
+            let (peer, planner) = (peer.clone(), Arc::clone(&planner));
+            async move {
+                check_reporter(peer.as_ref(), &report)?;
+                planner.report(report).await.map_err(|error| status(&error))
+            }
+        });
+        let ending = async move { shutdown.requested().await };
+        Ok(Response::new(replies.take_until(Box::pin(ending)).boxed()))
     }
 
     async fn list_hosts(

@@ -4,6 +4,7 @@
 //! their proto names: that is the REST API's body and the CLI's `-o json`.
 
 pub mod refusal;
+pub mod reporting;
 
 /// Generated messages, clients and servers.
 pub mod v1 {

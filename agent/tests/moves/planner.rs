@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
+use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::codegen::{BoxFuture, Service, http};
-use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use vmferry_proto::v1;
 
 use crate::world::BOUND;
@@ -106,18 +107,23 @@ impl Service<http::Request<tonic::body::Body>> for Planner {
         let planner = self.clone();
         Box::pin(async move {
             let mut grpc = Grpc::new(tonic_prost::ProstCodec::default());
-            Ok(grpc.unary(planner, request).await)
+            Ok(grpc.streaming(planner, request).await)
         })
     }
 }
 
-impl UnaryService<v1::HostReport> for Planner {
+impl StreamingService<v1::HostReport> for Planner {
     type Response = v1::ReportReply;
-    type Future = BoxFuture<Response<v1::ReportReply>, Status>;
+    type ResponseStream = BoxStream<'static, Result<v1::ReportReply, Status>>;
+    type Future = BoxFuture<Response<Self::ResponseStream>, Status>;
 
-    fn call(&mut self, request: Request<v1::HostReport>) -> Self::Future {
-        let answer = self.answer.lock().unwrap().clone();
-        self.reports.send_modify(|reports| reports.push(request.into_inner()));
-        Box::pin(async move { answer.map(Response::new) })
+    fn call(&mut self, request: Request<Streaming<v1::HostReport>>) -> Self::Future {
+        let planner = self.clone();
+        let replies = request.into_inner().and_then(move |report| {
+            let answer = planner.answer.lock().unwrap().clone();
+            planner.reports.send_modify(|reports| reports.push(report));
+            std::future::ready(answer)
+        });
+        Box::pin(async move { Ok(Response::new(replies.boxed())) })
     }
 }

@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use vmferry_proto::v1::planner_server::{Planner, PlannerServer};
 use vmferry_proto::v1::{
     CancelEmptyingRequest, CancelMigrationRequest, CompleteMaintenanceRequest, CordonHostRequest,
@@ -130,11 +130,12 @@ impl Service {
 
 #[tonic::async_trait]
 impl Planner for Service {
+    type ReportStream = std::pin::Pin<Box<dyn Stream<Item = Result<ReportReply, Status>> + Send>>;
     type WatchMigrationStream =
         std::pin::Pin<Box<dyn Stream<Item = Result<Migration, Status>> + Send>>;
 
-    async fn report(&self, _: Request<HostReport>) -> Reply<ReportReply> {
-        self.reply(|_| ReportReply::default())
+    async fn report(&self, _: Request<Streaming<HostReport>>) -> Reply<Self::ReportStream> {
+        Err(Status::unimplemented("no host reports here"))
     }
 
     async fn list_hosts(&self, _: Request<ListHostsRequest>) -> Reply<ListHostsReply> {

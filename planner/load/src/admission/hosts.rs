@@ -15,6 +15,7 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
+use vmferry_proto::reporting::Reporting;
 use vmferry_proto::v1;
 use vmferry_types::{Millis, spread};
 
@@ -26,6 +27,8 @@ const HOST_CPU_MILLI: u64 = 128_000;
 const MACHINE: &str = "pc-q35-10.0";
 /// So many hosts connect at once.
 const CONNECTING: usize = 64;
+/// How long the planner may take to answer a report.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// All hosts.
 pub(super) struct Hosts {
@@ -252,27 +255,22 @@ pub(super) fn report_all(
 }
 
 async fn keep_reporting(hosts: &Hosts, host: usize, channel: Channel, interval: Duration) {
-    const PATH: PathAndQuery = PathAndQuery::from_static("/vmferry.v1.Planner/Report");
     let mut client = tonic::client::Grpc::new(channel);
+    let mut call = None;
     let Some(own) = hosts.all.get(host) else { return };
     let mut due = Instant::now();
     let period = Millis(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX));
     let (who, mut turn) = (name(host), 0);
     let mut first = true;
     loop {
-        let request = tonic::Request::new(hosts.next(host));
-        let answer = match client.ready().await {
-            Ok(()) => client.unary(request, PATH, Encoded).await,
-            Err(error) => Err(Status::unavailable(error.to_string())),
-        };
-        match answer {
-            Ok(reply) if reply.get_ref().refused.is_empty() => {
+        match tell(&mut client, &mut call, hosts.next(host)).await {
+            Ok(reply) if reply.refused.is_empty() => {
                 hosts.taken.fetch_add(1, Ordering::Relaxed);
                 if std::mem::take(&mut first) {
                     hosts.heard.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            Ok(reply) => complain(&format!("{}: {}", name(host), reply.get_ref().refused)),
+            Ok(reply) => complain(&format!("{}: {}", name(host), reply.refused)),
             Err(status) => complain(&format!("{}: {status}", name(host))),
         }
         // As agents do, so that a crowd does not stay one.
@@ -288,6 +286,28 @@ async fn keep_reporting(hosts: &Hosts, host: usize, channel: Channel, interval: 
             () = own.changed.notified() => {}
         }
     }
+}
+
+/// Sends a report over the call that is kept, or a new one.
+async fn tell(
+    client: &mut tonic::client::Grpc<Channel>,
+    kept: &mut Option<Reporting<Bytes>>,
+    report: Bytes,
+) -> Result<v1::ReportReply, Status> {
+    const PATH: PathAndQuery = PathAndQuery::from_static("/vmferry.v1.Planner/Report");
+    let call = match kept.take() {
+        Some(call) => call,
+        None => {
+            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            Reporting::open(DEADLINE, |reports| {
+                client.streaming(tonic::Request::new(reports), PATH, Encoded)
+            })
+            .await?
+        }
+    };
+    let (reply, call) = call.send(report).await?;
+    *kept = Some(call);
+    Ok(reply)
 }
 
 /// Sends what is encoded already.

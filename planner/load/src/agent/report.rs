@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
+use vmferry_proto::reporting::Reporting;
 use vmferry_proto::v1;
 use vmferry_proto::v1::planner_client::PlannerClient;
 use vmferry_types::VmId;
@@ -98,9 +99,10 @@ impl Agent {
         };
         let mut client = PlannerClient::new(endpoint.connect_lazy());
         let Some(mut changes) = self.fleet.host_bell(&self.host) else { return };
+        let mut call = None;
         loop {
             changes.mark_unchanged();
-            self.tell(&mut client).await;
+            call = self.tell(&mut client, call).await;
             tokio::time::sleep(GAP).await;
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL.saturating_sub(GAP)) => {}
@@ -109,15 +111,23 @@ impl Agent {
         }
     }
 
-    async fn tell(&self, client: &mut PlannerClient<Channel>) {
+    /// Returns the call to go on with.
+    async fn tell(
+        &self,
+        client: &mut PlannerClient<Channel>,
+        kept: Option<Reporting<v1::HostReport>>,
+    ) -> Option<Reporting<v1::HostReport>> {
+        let call = match kept {
+            Some(call) => call,
+            None => Reporting::open(DEADLINE, |reports| client.report(reports)).await.ok()?,
+        };
         // One that is not there now is told again in a moment.
-        if let Ok(reply) = client.report(self.report()).await {
-            let refused = reply.into_inner().refused;
-            if refused.is_empty() {
-                self.fleet.with(|state| state.counts.reports += 1);
-            } else {
-                complain(&format!("{}: report refused: {refused}", self.host));
-            }
+        let (reply, call) = call.send(self.report()).await.ok()?;
+        if reply.refused.is_empty() {
+            self.fleet.with(|state| state.counts.reports += 1);
+        } else {
+            complain(&format!("{}: report refused: {}", self.host, reply.refused));
         }
+        Some(call)
     }
 }
