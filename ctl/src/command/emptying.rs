@@ -110,7 +110,7 @@ impl PolicyArgs {
         };
         MaintenancePolicy {
             strategy: strategy.to_owned(),
-            max_parallel: self.max_parallel.unwrap_or_default(),
+            max_parallel: self.max_parallel,
             reserve_cpu_percent: self.reserve_cpu,
             reserve_memory_percent: self.reserve_memory,
             allow_cross_cluster: self.allow_cross_cluster,

@@ -115,7 +115,7 @@ pub(crate) fn show(of: &Emptying) -> String {
         ("error", of.error.clone()),
         ("progress", progress(of)),
         ("strategy", policy.strategy),
-        ("at once", policy.max_parallel.to_string()),
+        ("at once", policy.max_parallel.unwrap_or_default().to_string()),
     ]);
     text += &section("waits for:", &of.waits_for.join("\n"));
     if !of.moves.is_empty() {

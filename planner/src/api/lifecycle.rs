@@ -462,7 +462,7 @@ impl Planner {
         };
         Ok(Policy {
             strategy,
-            max_parallel: NonZeroU32::new(asked.max_parallel).unwrap_or(MAX_PARALLEL),
+            max_parallel: at_once(asked.max_parallel)?,
             reserve_cpu_percent: percent(
                 "policy.reserve_cpu_percent",
                 asked.reserve_cpu_percent,
@@ -478,6 +478,15 @@ impl Planner {
             dry_run: asked.dry_run,
         })
     }
+}
+
+/// Reads how many moves of a host may be under way at once.
+fn at_once(asked: Option<u32>) -> Result<NonZeroU32, ApiError> {
+    let Some(asked) = asked else { return Ok(MAX_PARALLEL) };
+    NonZeroU32::new(asked).ok_or_else(|| ApiError::Invalid {
+        field: "policy.max_parallel",
+        problem: "0 would move nothing: it must be at least 1".to_owned(),
+    })
 }
 
 /// Reads in whose name something is asked. Owners of another kind cannot be spoken for.

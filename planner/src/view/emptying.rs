@@ -473,7 +473,7 @@ fn fix(code: &Code) -> String {
 fn policy(policy: &Policy) -> v1::MaintenancePolicy {
     v1::MaintenancePolicy {
         strategy: policy.strategy.label().to_owned(),
-        max_parallel: policy.max_parallel.get(),
+        max_parallel: Some(policy.max_parallel.get()),
         reserve_cpu_percent: Some(u32::from(policy.reserve_cpu_percent.value())),
         reserve_memory_percent: Some(u32::from(policy.reserve_memory_percent.value())),
         allow_cross_cluster: policy.crossing == Crossing::Allowed,

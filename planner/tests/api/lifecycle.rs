@@ -318,7 +318,8 @@ async fn a_job_stops_at_its_first_failure_and_leaves_the_host_cordoned() {
     let bench = Bench::new(&["a", "b", "c"]).await;
     let vms = three_on_a(&bench).await;
     bench.world.pace(Pace::Hopeless);
-    let policy = v1::MaintenancePolicy { max_parallel: 1, ..v1::MaintenancePolicy::default() };
+    let policy =
+        v1::MaintenancePolicy { max_parallel: Some(1), ..v1::MaintenancePolicy::default() };
     let asked = v1::MaintenanceRequest { policy: Some(policy), ..maintenance("a") };
     let job = bench.planner.execute_maintenance(asked).await.unwrap();
     let failed = see(&bench, &job.id, "FAILED").await;
@@ -362,7 +363,8 @@ async fn a_prepared_receiver_waits_while_the_link_is_busy() {
     let bench = Bench::new(&["a", "b", "c"]).await;
     three_on_a(&bench).await;
     bench.world.pace(Pace::Endless);
-    let policy = v1::MaintenancePolicy { max_parallel: 3, ..v1::MaintenancePolicy::default() };
+    let policy =
+        v1::MaintenancePolicy { max_parallel: Some(3), ..v1::MaintenancePolicy::default() };
     let asked = v1::MaintenanceRequest { policy: Some(policy), ..maintenance("a") };
     let job = bench.planner.execute_maintenance(asked).await.unwrap();
     let world = bench.world.clone();
@@ -451,6 +453,12 @@ async fn jobs_are_planned_carried_out_and_listed_over_rest() {
     let (status, refused) =
         bench.http("POST", "/api/hosts/a/maintenance/plan", "{\"max_paralel\":3}").await;
     assert_eq!((status, refused["code"].as_str()), (400, Some("invalid")), "{refused}");
+    // To move nothing at once is no limit, and not the usual one either.
+    let (status, refused) =
+        bench.http("POST", "/api/hosts/a/maintenance/plan", "{\"max_parallel\":0}").await;
+    assert_eq!((status, refused["code"].as_str()), (400, Some("invalid")), "{refused}");
+    let told = refused["message"].as_str().unwrap();
+    assert!(told.contains("policy.max_parallel"), "{told}");
     let (status, job) = bench.http("POST", "/api/hosts/a/maintenance/execute", "").await;
     assert_eq!((status, job["state"].as_str()), (202, Some("RUNNING")), "{job}");
     let id = job["id"].as_str().unwrap().to_owned();

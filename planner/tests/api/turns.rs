@@ -10,7 +10,10 @@ use crate::world::Pace;
 const MIB: u64 = 1 << 20;
 
 async fn maintain(bench: &Bench, max_parallel: u32) -> v1::Emptying {
-    let policy = v1::MaintenancePolicy { max_parallel, ..v1::MaintenancePolicy::default() };
+    let policy = v1::MaintenancePolicy {
+        max_parallel: Some(max_parallel),
+        ..v1::MaintenancePolicy::default()
+    };
     let asked = v1::MaintenanceRequest {
         host: "a".to_owned(),
         by: "alice".to_owned(),

@@ -24,7 +24,7 @@ async fn died(cluster: &mut Cluster<'_>) -> Result<Note> {
     let planner = &cluster.planner.faults;
     let mut asked = drain("a");
     asked.policy =
-        Some(vmferry_proto::v1::MaintenancePolicy { max_parallel: 1, ..Default::default() });
+        Some(vmferry_proto::v1::MaintenancePolicy { max_parallel: Some(1), ..Default::default() });
     planner.hold("before_commit.committed")?;
     let drained = cluster.clients.planner().drain_host(asked).await?.into_inner();
     planner.wait_reached("before_commit.committed", POINT_BOUND).await?;
