@@ -391,12 +391,16 @@ impl Clients {
 }
 
 /// Prepares a request to move a VM to a host.
+///
+/// The machine that runs the cases may be busy, and its links slow for a while: a case that is not
+/// about that says nothing of it, and its move goes on until its guest fits.
 #[must_use]
 pub fn move_to(vm: &GuestVm, host: &str) -> MigrateVmRequest {
     MigrateVmRequest {
         vm_name: vm.name.clone(),
         target_host: host.to_owned(),
         migration_type: "live".to_owned(),
+        not_converging: "wait".to_owned(),
         request_id: Uuid::new_v4().to_string(),
         ..MigrateVmRequest::default()
     }

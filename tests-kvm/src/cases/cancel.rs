@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Prepares a migration whose copying never ends: the guest dirties twice what may cross.
 pub(crate) fn endless(vm: &GuestVm) -> MigrateVmRequest {
-    MigrateVmRequest { bandwidth_mbps: 80, not_converging: "wait".into(), ..move_to(vm, "b") }
+    MigrateVmRequest { bandwidth_mbps: 80, ..move_to(vm, "b") }
 }
 
 /// Starts a migration whose copying never ends, and waits until data crosses.

@@ -23,7 +23,6 @@ fn hopeless(vm: &GuestVm) -> MigrateVmRequest {
         bandwidth_mbps: 80,
         timeout_ms: 2_000,
         downgrade: "snapshot".into(),
-        not_converging: "wait".into(),
         ..move_to(vm, "b")
     }
 }
