@@ -103,6 +103,7 @@ async fn choose(
     pins: PinsToSource,
 ) -> Found {
     let mut refused_by_agents: Vec<Blocker> = Vec::new();
+    let mut said: Vec<String> = Vec::new();
     loop {
         match place(&fleet, request) {
             Ok(placement) => {
@@ -111,6 +112,8 @@ async fn choose(
                     let grant = Grant { pins, ..grant(planner, &fleet, request, &placement.host) };
                     return Found::Destination(grant);
                 }
+                let words: Vec<&str> = blockers.iter().map(|told| told.message.as_str()).collect();
+                said.push(format!("{}: {}", placement.host, words.join(", ")));
                 refused_by_agents.extend(blockers);
                 refused_by_agents.extend(placement.rejected.iter().flat_map(Rejected::blockers));
                 if request.destination.is_some() {
@@ -126,7 +129,7 @@ async fn choose(
                 if let Some(asked) = asked {
                     blockers.extend(check(planner, asked, description).await);
                 }
-                return nowhere(&fleet, &none, deduplicated(blockers));
+                return nowhere(&fleet, (&none, &said), deduplicated(blockers));
             }
         }
     }
@@ -143,12 +146,18 @@ fn asked_in_vain<'a>(
     (none.refused == NotPlaced::DestinationRefused && there).then_some(asked)
 }
 
-/// Says whether waiting can help when there is no host.
-fn nowhere(fleet: &Fleet, none: &NoPlacement, blockers: Vec<Blocker>) -> Found {
+/// Says whether waiting can help when there is no host. What waits is told what the figures say, and
+/// what the agents of hosts said that have room.
+fn nowhere(
+    fleet: &Fleet,
+    (none, said): (&NoPlacement, &[String]),
+    blockers: Vec<Blocker>,
+) -> Found {
     // If every host that could have taken it was asked, each said no for good.
     let asked_all = fleet.hosts.is_empty() && !blockers.is_empty();
     if none.refused.queues() && !asked_all {
-        Found::Wait { note: none.note(), blockers }
+        let note = std::iter::once(none.note()).chain(said.iter().cloned());
+        Found::Wait { note: note.collect::<Vec<_>>().join("; "), blockers }
     } else {
         Found::Never { blockers }
     }

@@ -99,6 +99,22 @@ async fn what_no_host_could_ever_take_does_not_wait() {
 }
 
 #[tokio::test]
+async fn what_waits_is_told_why_a_host_with_room_does_not_take_it() {
+    let bench = Bench::new(&["a", "b", "c"]).await;
+    bench.start("web1", 1, "a").await;
+    bench.world.memory("b", 1 << 30);
+    bench.world.block("c", "missing_bridge", "no bridge br7");
+    bench.report(&["a", "b", "c"]).await;
+    let asked = bench.migrate("web1", "").await;
+    assert_eq!((asked.state.as_str(), asked.phase.as_str()), ("pending", "queued"));
+    let note = &asked.capacity_note;
+    assert!(note.contains("b: ") && note.contains("c: no bridge br7"), "{note}");
+    // The bridge was made.
+    bench.world.unblock("c");
+    assert_eq!(bench.ended(&asked.id).await.state, "completed");
+}
+
+#[tokio::test]
 async fn a_new_vm_is_placed_by_the_same_gate_over_every_edge() {
     let bench = Bench::new(&["a"]).await;
     full(&bench).await;

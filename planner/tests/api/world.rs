@@ -179,6 +179,11 @@ impl World {
         self.with(|state| state.host(host).blockers.push(blocker));
     }
 
+    /// Takes away what kept a host from receiving.
+    pub(crate) fn unblock(&self, host: &str) {
+        self.with(|state| state.host(host).blockers.clear());
+    }
+
     /// Keeps every VM from moving live.
     pub(crate) fn block_source(&self, code: &str, message: &str) {
         let (code, message) = (code.to_owned(), message.to_owned());
